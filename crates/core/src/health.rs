@@ -1,0 +1,226 @@
+//! How an endpoint is doing: a score, when to warn, when to stop.
+//!
+//! Only attempts count. Time that passes while a circuit is open, an endpoint is paused or
+//! nothing is published proves nothing, so every decision is made at the end of an attempt.
+
+use std::time::Duration;
+
+use crate::time::Timestamp;
+
+/// When an endpoint is given up. Enabling it again is a person's decision.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HealthPolicy {
+    pub failures_in_a_row: u32,
+    pub failing_for: Duration,
+}
+
+impl Default for HealthPolicy {
+    fn default() -> HealthPolicy {
+        HealthPolicy { failures_in_a_row: 100, failing_for: Duration::from_hours(5 * 24) }
+    }
+}
+
+/// The failures since the last success.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Health {
+    run: Option<FailingRun>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct FailingRun {
+    since: Timestamp,
+    failures: u32,
+    warned: Option<Warning>,
+}
+
+/// How much of the way to being disabled lies behind.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Warning {
+    Half,
+    NineTenths,
+}
+
+/// Worth telling the tenant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum News {
+    Failing(Warning),
+    /// Disable it now.
+    GiveUp,
+    /// It works again, after a warning.
+    Recovered,
+}
+
+impl Health {
+    /// An attempt has ended. The same news is told once per run of failures.
+    pub fn after(&mut self, now: Timestamp, succeeded: bool, policy: &HealthPolicy) -> Option<News> {
+        if succeeded {
+            let run = self.run.take()?;
+            return run.warned.map(|_| News::Recovered);
+        }
+        let run = self.run.get_or_insert(FailingRun { since: now, failures: 0, warned: None });
+        run.failures = run.failures.saturating_add(1);
+        let reached = |tenths: u32| {
+            u64::from(run.failures) * 10 >= u64::from(policy.failures_in_a_row) * u64::from(tenths)
+                || now.since(run.since) * 10 >= policy.failing_for * tenths
+        };
+        if reached(10) {
+            return Some(News::GiveUp);
+        }
+        let warning = if reached(9) {
+            Warning::NineTenths
+        } else if reached(5) {
+            Warning::Half
+        } else {
+            return None;
+        };
+        if run.warned >= Some(warning) {
+            return None;
+        }
+        run.warned = Some(warning);
+        Some(News::Failing(warning))
+    }
+
+    pub fn failing_since(&self) -> Option<Timestamp> {
+        self.run.map(|run| run.since)
+    }
+
+    pub fn consecutive_failures(&self) -> u32 {
+        self.run.map_or(0, |run| run.failures)
+    }
+
+    /// Unhealthy is what has been warned about, or fails more than half of the time.
+    pub fn is_healthy(&self, last_hour: &LastHour, now: Timestamp) -> bool {
+        let warned = self.run.is_some_and(|run| run.warned.is_some());
+        let mostly_failing = last_hour.attempts(now) >= 10 && last_hour.score(now) < 50;
+        !warned && !mostly_failing
+    }
+}
+
+/// Successes and attempts of the last sixty minutes, minute by minute.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LastHour {
+    minutes: [Minute; 60],
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Minute {
+    /// Minutes since 1970; tells a count of this hour from one of an earlier.
+    number: i64,
+    successes: u32,
+    attempts: u32,
+}
+
+impl Default for LastHour {
+    fn default() -> LastHour {
+        LastHour { minutes: [Minute { number: i64::MIN, successes: 0, attempts: 0 }; 60] }
+    }
+}
+
+impl LastHour {
+    pub fn record(&mut self, now: Timestamp, succeeded: bool) {
+        let number = minute_number(now);
+        let slot = usize::try_from(number.rem_euclid(60)).expect("less than sixty");
+        let minute = &mut self.minutes[slot];
+        if minute.number != number {
+            *minute = Minute { number, successes: 0, attempts: 0 };
+        }
+        minute.attempts += 1;
+        minute.successes += u32::from(succeeded);
+    }
+
+    pub fn attempts(&self, now: Timestamp) -> u64 {
+        self.recent(now).map(|minute| u64::from(minute.attempts)).sum()
+    }
+
+    /// The share of successful attempts, 0 to 100, rounded down so that 100 means all of them; 100 if there were none.
+    pub fn score(&self, now: Timestamp) -> u32 {
+        let attempts = self.attempts(now);
+        let successes: u64 = self.recent(now).map(|minute| u64::from(minute.successes)).sum();
+        (successes * 100).checked_div(attempts).map_or(100, |score| u32::try_from(score).expect("a share"))
+    }
+
+    fn recent(&self, now: Timestamp) -> impl Iterator<Item = &Minute> {
+        let last = minute_number(now);
+        self.minutes.iter().filter(move |minute| (last - 59..=last).contains(&minute.number))
+    }
+}
+
+fn minute_number(at: Timestamp) -> i64 {
+    at.as_millis().div_euclid(60_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hour(hours: i64) -> Timestamp {
+        Timestamp::from_millis(hours * 3_600_000)
+    }
+
+    #[test]
+    fn a_hundred_failures_in_a_row_are_too_many_and_two_warnings_come_before() {
+        let mut health = Health::default();
+        let policy = HealthPolicy::default();
+        let mut news = vec![];
+        for attempt in 1..=100 {
+            if let Some(told) = health.after(hour(0), false, &policy) {
+                news.push((attempt, told));
+            }
+        }
+        assert_eq!(news, [(50, News::Failing(Warning::Half)), (90, News::Failing(Warning::NineTenths)), (100, News::GiveUp)]);
+    }
+
+    #[test]
+    fn five_days_of_failing_are_too_many_even_with_few_attempts() {
+        let mut health = Health::default();
+        let policy = HealthPolicy::default();
+        assert_eq!(health.after(hour(0), false, &policy), None);
+        assert_eq!(health.after(hour(59), false, &policy), None);
+        assert_eq!(health.after(hour(60), false, &policy), Some(News::Failing(Warning::Half)));
+        assert_eq!(health.after(hour(61), false, &policy), None, "told once");
+        assert_eq!(health.after(hour(108), false, &policy), Some(News::Failing(Warning::NineTenths)));
+        assert_eq!(health.after(hour(119), false, &policy), None);
+        assert_eq!(health.failing_since(), Some(hour(0)));
+        assert_eq!(health.after(hour(120), false, &policy), Some(News::GiveUp));
+    }
+
+    #[test]
+    fn one_success_clears_everything_and_is_told_if_there_was_a_warning() {
+        let mut health = Health::default();
+        let policy = HealthPolicy::default();
+        health.after(hour(0), false, &policy);
+        assert_eq!(health.after(hour(1), true, &policy), None);
+        assert_eq!(health.failing_since(), None);
+        (0..50).for_each(|_| _ = health.after(hour(2), false, &policy));
+        assert!(!health.is_healthy(&LastHour::default(), hour(2)));
+        assert_eq!(health.after(hour(3), true, &policy), Some(News::Recovered));
+        assert_eq!(health.after(hour(200), false, &policy), None, "the days before do not count");
+        assert_eq!(health.consecutive_failures(), 1);
+    }
+
+    #[test]
+    fn the_score_is_the_share_of_the_last_hour() {
+        let mut last_hour = LastHour::default();
+        assert_eq!(last_hour.score(hour(0)), 100);
+        for minute in 0..90 {
+            last_hour.record(hour(0) + Duration::from_mins(minute), minute >= 60);
+        }
+        let now = hour(0) + Duration::from_mins(89);
+        assert_eq!(last_hour.attempts(now), 60);
+        assert_eq!(last_hour.score(now), 50);
+        assert_eq!(last_hour.score(now + Duration::from_mins(59)), 100);
+        assert_eq!(last_hour.attempts(now + Duration::from_mins(60)), 0);
+        let mut nearly = LastHour::default();
+        (0..1000).for_each(|n| nearly.record(hour(0), n != 0));
+        assert_eq!(nearly.score(hour(0)), 99);
+    }
+
+    #[test]
+    fn an_endpoint_that_fails_most_of_the_time_is_unhealthy_before_any_warning() {
+        let mut last_hour = LastHour::default();
+        (0..9).for_each(|_| last_hour.record(hour(0), false));
+        assert!(Health::default().is_healthy(&last_hour, hour(0)), "nine are not enough to say");
+        last_hour.record(hour(0), false);
+        assert!(!Health::default().is_healthy(&last_hour, hour(0)));
+    }
+}

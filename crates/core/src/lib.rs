@@ -1,0 +1,41 @@
+//! Decides what happens to a delivery.
+//!
+//! Nothing in here reads a clock, rolls dice, opens a file or waits. Time is an
+//! argument, jitter is computed from ids, and the answer is data that somebody
+//! else carries out. That is why years of deliveries can be simulated in seconds,
+//! and why two nodes that are given the same facts decide the same.
+//!
+//! Where to look:
+//!
+//! | question | module |
+//! |---|---|
+//! | What is an id, an event, an endpoint, a tenant? | [`id`], [`event`], [`endpoint`], [`tenant`], [`catalogue`] |
+//! | Who gets this event? | [`route`], [`filter`] over [`json`] |
+//! | What does this answer mean? | [`delivery`], [`retry_after`] |
+//! | When is the next try? | [`retry`], with [`jitter`] |
+//! | May this endpoint be sent to now? | [`circuit`], [`bucket`], [`quiet_hours`] |
+//! | How long do we wait for an answer? | [`timeout`], fed by [`latency`] |
+//! | How is this endpoint doing? | [`health`] |
+//! | Why does this delivery wait? | [`admission`] |
+
+pub mod admission;
+pub mod bucket;
+pub mod catalogue;
+pub mod circuit;
+pub mod delivery;
+pub mod endpoint;
+pub mod event;
+pub mod filter;
+pub mod health;
+pub mod id;
+pub mod jitter;
+pub mod json;
+pub mod latency;
+pub mod quiet_hours;
+pub mod retry;
+pub mod retry_after;
+pub mod route;
+pub mod tenant;
+pub mod text;
+pub mod time;
+pub mod timeout;
