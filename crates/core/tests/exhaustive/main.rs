@@ -1,0 +1,17 @@
+//! The rules of the core against independent accounts of them, over as many cases as it takes to believe them.
+//!
+//! `cargo xtask check --fast` leaves this binary out; the full check runs it.
+
+mod back_off;
+mod bucket;
+mod filter;
+mod quiet_hours;
+
+use proptest::test_runner::Config;
+
+const MILLION: u32 = 1_000_000;
+
+/// A failure prints its smallest case; nothing is written into the tree.
+fn cases(cases: u32) -> Config {
+    Config { cases, failure_persistence: None, ..Config::default() }
+}

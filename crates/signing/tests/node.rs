@@ -1,0 +1,85 @@
+//! `v1a` and the timestamp-hex style against the crypto library of Node.js, which shares no code with ours.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use posthaste_signing::{HexSecret, Key, PublicKey, Received, SigningKey, TOLERANCE, standard, timestamp_hex};
+
+const NOW: i64 = 1_800_000_000;
+
+/// Runs a script with one argument per line on its standard input; answers its output.
+fn node(script: &str, input: &str) -> String {
+    let mut child = Command::new("node")
+        .args(["-e", script])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("node runs: install the package nodejs");
+    child.stdin.take().expect("piped").write_all(input.as_bytes()).expect("node reads its input");
+    let output = child.wait_with_output().expect("node ends");
+    assert!(output.status.success(), "node failed");
+    String::from_utf8(output.stdout).expect("node writes UTF-8")
+}
+
+fn bodies() -> impl Iterator<Item = (u8, String)> {
+    (0..50u8).map(|n| (n, format!("{{\"n\": {n}, \"text\": \"{}\"}}", "Grüße 😀 ".repeat(usize::from(n)))))
+}
+
+#[test]
+fn node_verifies_what_we_sign_with_ed25519() {
+    let script = r"
+        const crypto = require('crypto');
+        for (const line of require('fs').readFileSync(0, 'utf8').trim().split('\n')) {
+            const { key, header, content } = JSON.parse(line);
+            const x = Buffer.from(key.replace('whpk_', ''), 'base64').toString('base64url');
+            const publicKey = crypto.createPublicKey({ key: { kty: 'OKP', crv: 'Ed25519', x }, format: 'jwk' });
+            const signature = Buffer.from(header.replace('v1a,', ''), 'base64');
+            console.log(crypto.verify(null, Buffer.from(content), publicKey, signature));
+            console.log(crypto.verify(null, Buffer.from(content + ' '), publicKey, signature));
+        }";
+    let mut input = String::new();
+    for (n, body) in bodies() {
+        let key = SigningKey::from_random([n; 32]);
+        let header = standard::sign(&[Key::Signing(&key)], "evt_1", NOW, body.as_bytes());
+        let content = format!("evt_1.{NOW}.{body}").replace('\\', "\\\\").replace('"', "\\\"");
+        input += &format!("{{\"key\": \"{}\", \"header\": \"{header}\", \"content\": \"{content}\"}}\n", key.public_key());
+    }
+    assert_eq!(node(script, &input), "true\nfalse\n".repeat(50));
+}
+
+#[test]
+fn we_verify_what_node_signs_with_ed25519() {
+    let script = r"
+        const crypto = require('crypto');
+        const { publicKey, privateKey } = crypto.generateKeyPairSync('ed25519');
+        console.log('whpk_' + Buffer.from(publicKey.export({ format: 'jwk' }).x, 'base64url').toString('base64'));
+        console.log('whsk_' + Buffer.from(privateKey.export({ format: 'jwk' }).d, 'base64url').toString('base64'));
+        const content = require('fs').readFileSync(0);
+        console.log('v1a,' + crypto.sign(null, content, privateKey).toString('base64'));";
+    for (_, body) in bodies().take(5) {
+        let output = node(script, &format!("evt_1.{NOW}.{body}"));
+        let [public, private, header] = output.lines().collect::<Vec<_>>()[..] else { panic!("three lines: {output}") };
+        let public = PublicKey::parse(public).unwrap();
+        let private = SigningKey::parse(private).unwrap();
+        assert_eq!(private.public_key(), public);
+        assert_eq!(standard::sign(&[Key::Signing(&private)], "evt_1", NOW, body.as_bytes()), header, "Ed25519 is deterministic");
+        let timestamp = NOW.to_string();
+        let received = Received { timestamp: &timestamp, signature: header, body: body.as_bytes() };
+        assert_eq!(standard::verify_public("evt_1", &received, NOW, TOLERANCE, &[public]), Ok(()));
+    }
+}
+
+#[test]
+fn node_computes_the_same_timestamp_hex_signature() {
+    let script = r"
+        const crypto = require('crypto');
+        for (const line of require('fs').readFileSync(0, 'utf8').trim().split('\n')) {
+            const digest = crypto.createHmac('sha256', 'whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw').update(`1800000000.${line}`).digest('hex');
+            console.log(`v1=${digest}`);
+        }";
+    let input: String = bodies().map(|(_, body)| body + "\n").collect();
+    let secret = HexSecret::parse("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw").unwrap();
+    let ours: String =
+        bodies().map(|(_, body)| timestamp_hex::sign(std::slice::from_ref(&secret), "v1=", NOW, body.as_bytes()) + "\n").collect();
+    assert_eq!(node(script, &input), ours);
+}
