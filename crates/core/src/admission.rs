@@ -40,6 +40,18 @@ pub enum HoldReason {
     Retry,
 }
 
+impl HoldReason {
+    /// The one word for it: in answers and in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            HoldReason::Disabled => "disabled",
+            HoldReason::Paused => "paused",
+            HoldReason::DeliverAt => "deliver_at",
+            HoldReason::Retry => "retry",
+        }
+    }
+}
+
 /// The facts about one delivery that decide how it stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Facts {

@@ -52,6 +52,40 @@ pub enum CancelReason {
     Unsubscribed,
 }
 
+impl DeadReason {
+    pub const ALL: [DeadReason; 5] = [
+        DeadReason::PermanentFailure,
+        DeadReason::MaxAttemptsExceeded,
+        DeadReason::EndpointGone,
+        DeadReason::Expired,
+        DeadReason::Corrupt,
+    ];
+
+    /// The one word for it: in the database, in answers, in metrics.
+    pub fn name(self) -> &'static str {
+        match self {
+            DeadReason::PermanentFailure => "permanent_failure",
+            DeadReason::MaxAttemptsExceeded => "max_attempts_exceeded",
+            DeadReason::EndpointGone => "endpoint_gone",
+            DeadReason::Expired => "expired",
+            DeadReason::Corrupt => "corrupt",
+        }
+    }
+}
+
+impl CancelReason {
+    pub const ALL: [CancelReason; 3] = [CancelReason::Requested, CancelReason::EndpointDeleted, CancelReason::Unsubscribed];
+
+    /// The one word for it, as [`DeadReason::name`].
+    pub fn name(self) -> &'static str {
+        match self {
+            CancelReason::Requested => "requested",
+            CancelReason::EndpointDeleted => "endpoint_deleted",
+            CancelReason::Unsubscribed => "unsubscribed",
+        }
+    }
+}
+
 /// What came of one request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {

@@ -1,1 +1,104 @@
-//! x
+//! Runs deliveries: asks the core, does what it says.
+
+mod attempt;
+
+use std::collections::HashSet;
+use std::future::Future;
+use std::time::Duration;
+
+use posthaste_core::delivery::{DeadReason, State};
+use posthaste_core::id::DeliveryId;
+use posthaste_core::retry::RetryPolicy;
+use posthaste_core::time::Timestamp;
+use posthaste_core::timeout::TimeoutRules;
+use posthaste_sender::Client;
+use posthaste_store::Store;
+use tokio::task::JoinSet;
+
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub in_flight_max: usize,
+    /// For every endpoint.
+    pub retry: RetryPolicy,
+    pub timeout: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options { in_flight_max: 256, retry: RetryPolicy::default(), timeout: TimeoutRules::default().default }
+    }
+}
+
+/// How long to leave a store alone that has just failed.
+const STORE_PAUSE: Duration = Duration::from_secs(1);
+/// News can be lost; after this long the store is asked anyway.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+
+/// Everything that can wake the loop.
+enum Wake {
+    /// There are new deliveries.
+    News,
+    /// Something may be due.
+    Time,
+    /// An attempt has been recorded, or could not be.
+    Ended(DeliveryId),
+    Stop,
+}
+
+/// Delivers what is due until `stop`, then lets what is in flight finish.
+pub async fn run(store: Store, client: Client, options: Options, stop: impl Future<Output = ()>) {
+    let mut news = store.news();
+    let mut attempts = JoinSet::new();
+    let mut in_flight: HashSet<DeliveryId> = HashSet::new();
+    let mut stop = std::pin::pin!(stop);
+    loop {
+        let look_again = start_what_is_due(&store, &client, &options, &mut attempts, &mut in_flight).await;
+        let wake = tokio::select! {
+            biased;
+            () = &mut stop => Wake::Stop,
+            Some(ended) = attempts.join_next() => Wake::Ended(ended.expect("an attempt does not panic")),
+            Ok(()) = news.changed() => Wake::News,
+            () = tokio::time::sleep(look_again) => Wake::Time,
+        };
+        match wake {
+            Wake::News | Wake::Time => {}
+            Wake::Ended(delivery) => _ = in_flight.remove(&delivery),
+            Wake::Stop => break,
+        }
+    }
+    while attempts.join_next().await.is_some() {}
+}
+
+/// Answers how long nothing further can be due.
+async fn start_what_is_due(
+    store: &Store,
+    client: &Client,
+    options: &Options,
+    attempts: &mut JoinSet<DeliveryId>,
+    in_flight: &mut HashSet<DeliveryId>,
+) -> Duration {
+    if in_flight.len() >= options.in_flight_max {
+        return LOOK_AGAIN;
+    }
+    let now = store.now();
+    // What is in flight is still due by the book, so it has to be asked for too.
+    let found = match store.due(now, options.in_flight_max).await {
+        Ok(found) => found,
+        Err(error) => {
+            tracing::error!(%error, "the store does not say what is due");
+            return STORE_PAUSE;
+        }
+    };
+    for delivery in found.damaged {
+        let state = State::Dead { at: now, reason: DeadReason::Corrupt };
+        if let Err(error) = store.end(delivery, state).await {
+            tracing::error!(%delivery, %error, "a damaged delivery could not be ended");
+        }
+    }
+    for due in found.due {
+        if in_flight.len() < options.in_flight_max && in_flight.insert(due.delivery) {
+            attempts.spawn(attempt::attempt(store.clone(), client.clone(), options.clone(), due));
+        }
+    }
+    found.next.map_or(LOOK_AGAIN, |next: Timestamp| next.since(store.now()).min(LOOK_AGAIN))
+}

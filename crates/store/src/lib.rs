@@ -66,6 +66,8 @@ pub struct Recorded {
     pub delivery: DeliveryId,
     pub attempt: AttemptRecord,
     pub state: State,
+    /// The receiver wants nothing any more: its endpoint is disabled with it.
+    pub disables_endpoint: bool,
 }
 
 #[derive(Clone, PartialEq, Debug)]

@@ -66,7 +66,7 @@ fn recorded(store: &Store, delivery: DeliveryId, number: u32, state: State) -> R
         error: Some("no answer".to_owned()),
         attempted_at: store.now(),
     };
-    Recorded { delivery, attempt, state }
+    Recorded { delivery, attempt, state, disables_endpoint: false }
 }
 
 async fn due(store: &Store, at: Timestamp) -> Vec<Due> {
@@ -165,6 +165,20 @@ async fn a_payload_that_is_not_what_was_published_is_set_apart_and_never_given_o
     store.end(damaged, dead).await.unwrap();
     assert_eq!(store.delivery(damaged).await.unwrap().unwrap().state, dead);
     assert!(store.due(store.now(), 100).await.unwrap().damaged.is_empty());
+}
+
+#[tokio::test]
+async fn an_endpoint_that_is_gone_is_disabled_with_the_attempt_that_said_so() {
+    let scratch = Scratch::new("gone");
+    let store = Store::open(&scratch.0).unwrap();
+    let gone = endpoint(&store, &[]);
+    store.create_endpoint(gone.clone()).await.unwrap();
+    let delivery = store.publish(event(&store, "a", "1")).await.unwrap()[0];
+    store.publish(event(&store, "a", "2")).await.unwrap();
+    let dead = State::Dead { at: store.now(), reason: DeadReason::EndpointGone };
+    store.record(Recorded { disables_endpoint: true, ..recorded(&store, delivery, 1, dead) }).await.unwrap();
+    assert_eq!(store.endpoint(gone.id).await.unwrap().unwrap().status, Status::Disabled);
+    assert!(due(&store, Timestamp::MAX).await.is_empty(), "what waits there is held");
 }
 
 #[tokio::test]

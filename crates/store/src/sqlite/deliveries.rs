@@ -35,7 +35,7 @@ impl Store {
         .await
     }
 
-    /// Keeps the attempt and moves its delivery on, together. Answers `MovedOn` and changes nothing if this attempt
+    /// Keeps the attempt, moves its delivery on, and disables the endpoint if it comes to that, together. Answers `MovedOn` and changes nothing if this attempt
     /// is not the next one of a delivery that still waits; so that repeating it is harmless.
     pub async fn record(&self, recorded: Recorded) -> Result<(), Error> {
         self.0.writer.write(move |connection| record(connection, &recorded)).await
@@ -139,6 +139,14 @@ fn record(connection: &Connection, recorded: &Recorded) -> Result<(), Error> {
             error,
             attempted_at.as_millis(),
         ])?;
+    if recorded.disables_endpoint {
+        connection
+            .prepare_cached(
+                "UPDATE endpoints SET status = 'disabled', paused_until_ms = NULL
+                 WHERE id = (SELECT endpoint FROM deliveries WHERE id = ?1)",
+            )?
+            .execute([recorded.delivery.to_bytes()])?;
+    }
     Ok(())
 }
 

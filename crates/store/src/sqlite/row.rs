@@ -75,10 +75,8 @@ pub(super) fn state_columns(state: State) -> StateColumns {
     match state {
         State::Waiting { due } => StateColumns { ended_at_ms: None, due_at_ms: Some(due.as_millis()), ..ended("waiting", due) },
         State::Delivered { at } => ended("delivered", at),
-        State::Dead { at, reason } => StateColumns { dead_reason: Some(dead_reason_name(reason)), ..ended("dead", at) },
-        State::Cancelled { at, reason } => {
-            StateColumns { cancel_reason: Some(cancel_reason_name(reason)), ..ended("cancelled", at) }
-        }
+        State::Dead { at, reason } => StateColumns { dead_reason: Some(reason.name()), ..ended("dead", at) },
+        State::Cancelled { at, reason } => StateColumns { cancel_reason: Some(reason.name()), ..ended("cancelled", at) },
     }
 }
 
@@ -88,11 +86,11 @@ pub(super) fn state(row: &Row<'_>) -> Result<State, Error> {
         "delivered" => Ok(State::Delivered { at: timestamp(row, "ended_at_ms")? }),
         "dead" => Ok(State::Dead {
             at: timestamp(row, "ended_at_ms")?,
-            reason: named(row, "dead_reason", &DEAD_REASONS, dead_reason_name)?,
+            reason: named(row, "dead_reason", &DeadReason::ALL, DeadReason::name)?,
         }),
         "cancelled" => Ok(State::Cancelled {
             at: timestamp(row, "ended_at_ms")?,
-            reason: named(row, "cancel_reason", &CANCEL_REASONS, cancel_reason_name)?,
+            reason: named(row, "cancel_reason", &CancelReason::ALL, CancelReason::name)?,
         }),
         _ => Err(Error::Corrupt { what: "status" }),
     }
@@ -102,34 +100,6 @@ pub(super) fn state(row: &Row<'_>) -> Result<State, Error> {
 fn named<T: Copy>(row: &Row<'_>, column_name: &'static str, all: &[T], name: fn(T) -> &'static str) -> Result<T, Error> {
     let stored: String = column(row, column_name)?;
     all.iter().copied().find(|one| name(*one) == stored).ok_or(Error::Corrupt { what: column_name })
-}
-
-const DEAD_REASONS: [DeadReason; 5] = [
-    DeadReason::PermanentFailure,
-    DeadReason::MaxAttemptsExceeded,
-    DeadReason::EndpointGone,
-    DeadReason::Expired,
-    DeadReason::Corrupt,
-];
-
-fn dead_reason_name(reason: DeadReason) -> &'static str {
-    match reason {
-        DeadReason::PermanentFailure => "permanent_failure",
-        DeadReason::MaxAttemptsExceeded => "max_attempts_exceeded",
-        DeadReason::EndpointGone => "endpoint_gone",
-        DeadReason::Expired => "expired",
-        DeadReason::Corrupt => "corrupt",
-    }
-}
-
-const CANCEL_REASONS: [CancelReason; 3] = [CancelReason::Requested, CancelReason::EndpointDeleted, CancelReason::Unsubscribed];
-
-fn cancel_reason_name(reason: CancelReason) -> &'static str {
-    match reason {
-        CancelReason::Requested => "requested",
-        CancelReason::EndpointDeleted => "endpoint_deleted",
-        CancelReason::Unsubscribed => "unsubscribed",
-    }
 }
 
 pub(super) fn outcome_columns(outcome: Outcome) -> (&'static str, Option<u16>) {
