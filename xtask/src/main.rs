@@ -1,1 +1,74 @@
-fn main() {}
+//! What the project does to itself. `cargo xtask` lists it.
+
+mod check;
+mod dependencies;
+mod documents;
+mod tools;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::bail;
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(about = "What the project does to itself", disable_version_flag = true)]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Format, lint and test everything: all that CI runs
+    Check {
+        /// Leave out what takes minutes: the tests over millions of cases, and the release build. For every commit
+        #[arg(long)]
+        fast: bool,
+    },
+    /// Simulate adaptive timeouts against a fixed one, over a fleet of destinations
+    Fleet {
+        /// Passed on: --seed N, --destinations N, --days N, --busier N
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+}
+
+fn main() -> ExitCode {
+    let result = match Arguments::parse().task {
+        Task::Check { fast } => check::run(fast),
+        Task::Fleet { arguments } => {
+            run(cargo(&["run", "--release", "--quiet", "--package", "posthaste-sim", "--"]).args(arguments))
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The top of the repository.
+fn root() -> PathBuf {
+    let manifest_dir = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest_dir.parent().expect("xtask lies one below the top").to_owned()
+}
+
+fn cargo(arguments: &[&str]) -> Command {
+    let mut command = Command::new("cargo");
+    command.args(arguments).current_dir(root());
+    command
+}
+
+/// Runs it with its output shown.
+fn run(command: &mut Command) -> anyhow::Result<()> {
+    let status = command.status()?;
+    if status.success() { Ok(()) } else { bail!("{} ended with {status}", shown(command)) }
+}
+
+fn shown(command: &Command) -> String {
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    words.map(|word| word.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+}

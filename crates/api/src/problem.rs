@@ -1,5 +1,7 @@
 //! Everything that can go wrong, as RFC 9457 problem details. Each type has a page in `docs/errors/`.
 
+use std::fmt::Display;
+
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -33,7 +35,7 @@ impl Problem {
     }
 
     /// Read, and not acceptable because of this field.
-    pub(crate) fn invalid(field: impl Into<String>, message: impl ToString) -> Problem {
+    pub(crate) fn invalid(field: impl Into<String>, message: impl Display) -> Problem {
         let (field, message) = (field.into(), message.to_string());
         let detail = if field.is_empty() { message.clone() } else { format!("{field}: {message}") };
         let errors = vec![FieldError { field, message }];

@@ -1,5 +1,7 @@
 //! The API as a caller sees it.
 
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+
 use std::path::PathBuf;
 
 use axum::body::{Body, to_bytes};

@@ -144,7 +144,6 @@ impl Breaker {
         let open = |since, failures| Breaker::Open { since, probe_at: now + policy.probe_interval, failures };
         match (self, signal) {
             (Breaker::Closed { .. }, Signal::Works) => (Breaker::Closed { failures: 0 }, None),
-            (Breaker::Closed { .. }, Signal::Neither) => (self, None),
             (Breaker::Closed { failures }, Signal::Fails) => {
                 let failures = failures.saturating_add(1);
                 if failures >= policy.failure_threshold {
@@ -161,7 +160,8 @@ impl Breaker {
             (Breaker::HalfOpen { since, failures, .. }, Signal::Neither) if was_probe => {
                 (open(since, failures), Some(Transition::Reopened))
             }
-            (Breaker::HalfOpen { .. } | Breaker::Open { .. }, Signal::Works | Signal::Fails | Signal::Neither) => (self, None),
+            (Breaker::Closed { .. }, Signal::Neither)
+            | (Breaker::HalfOpen { .. } | Breaker::Open { .. }, Signal::Works | Signal::Fails | Signal::Neither) => (self, None),
         }
     }
 

@@ -185,7 +185,7 @@ pub enum PayloadFormat {
     Envelope,
     /// The payload and nothing around it.
     Data,
-    /// CloudEvents 1.0, structured.
+    /// `CloudEvents` 1.0, structured.
     CloudEvents,
 }
 

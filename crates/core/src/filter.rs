@@ -189,10 +189,8 @@ fn parse_operator(operator: &str, operand: &Json, path: &[String]) -> Result<Con
         FilterError { at, problem: problem.to_owned() }
     };
     let each = |operand: &Json| -> Result<Vec<Condition>, FilterError> {
-        match operand {
-            Json::Array(items) if !items.is_empty() => items.iter().map(|item| parse_group(item, path, &refuse)).collect(),
-            _ => Err(refuse("takes a list of at least one condition")),
-        }
+        let items = non_empty(operand).ok_or_else(|| refuse("takes a list of at least one condition"))?;
+        items.iter().map(|item| parse_group(item, path, &refuse)).collect()
     };
     match operator {
         "and" => return Ok(Condition::All(each(operand)?)),
@@ -211,33 +209,43 @@ fn parse_operator(operator: &str, operand: &Json, path: &[String]) -> Result<Con
     match operator {
         "eq" => Ok(at(Test::Equals(operand.clone()))),
         "ne" => Ok(Condition::Not(Box::new(at(Test::Equals(operand.clone()))))),
-        "in" => match operand {
-            Json::Array(items) if !items.is_empty() => Ok(at(Test::OneOf(items.clone()))),
-            _ => Err(refuse("takes a list of at least one value")),
-        },
+        "in" => {
+            let items = non_empty(operand).ok_or_else(|| refuse("takes a list of at least one value"))?;
+            Ok(at(Test::OneOf(items.to_vec())))
+        }
         "gt" => ordered(&[Ordering::Greater]),
         "gte" => ordered(&[Ordering::Greater, Ordering::Equal]),
         "lt" => ordered(&[Ordering::Less]),
         "lte" => ordered(&[Ordering::Less, Ordering::Equal]),
-        "exists" => match operand {
-            Json::Bool(true) => Ok(at(Test::Exists)),
-            Json::Bool(false) => Ok(Condition::Not(Box::new(at(Test::Exists)))),
-            _ => Err(refuse("takes true or false")),
-        },
-        "prefix" => match operand {
-            Json::Text(prefix) => Ok(at(Test::Prefix(prefix.clone()))),
-            _ => Err(refuse("takes a string")),
-        },
+        "exists" => {
+            let Json::Bool(wanted) = operand else { return Err(refuse("takes true or false")) };
+            Ok(if *wanted { at(Test::Exists) } else { Condition::Not(Box::new(at(Test::Exists))) })
+        }
+        "prefix" => {
+            let Json::Text(prefix) = operand else { return Err(refuse("takes a string")) };
+            Ok(at(Test::Prefix(prefix.clone())))
+        }
         _ => Err(refuse("is not an operator; there are $eq, $ne, $in, $gt, $gte, $lt, $lte, $exists, $prefix, $and, $or, $not")),
     }
 }
 
 /// What stands under `$and`, `$or`, `$not`: an object of conditions, about the same path as they are.
 fn parse_group(json: &Json, path: &[String], refuse: &dyn Fn(&str) -> FilterError) -> Result<Condition, FilterError> {
-    match json {
-        Json::Object(members) if !members.is_empty() => Ok(Condition::All(parse_members(members, path)?)),
-        _ => Err(refuse("takes objects of conditions")),
+    if let Json::Object(members) = json
+        && !members.is_empty()
+    {
+        return Ok(Condition::All(parse_members(members, path)?));
     }
+    Err(refuse("takes objects of conditions"))
+}
+
+fn non_empty(json: &Json) -> Option<&[Json]> {
+    if let Json::Array(items) = json
+        && !items.is_empty()
+    {
+        return Some(items);
+    }
+    None
 }
 
 fn split_path(name: &str) -> Vec<String> {

@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(last_hour.attempts(now), 60);
         assert_eq!(last_hour.score(now), 50);
         assert_eq!(last_hour.score(now + Duration::from_mins(59)), 100);
-        assert_eq!(last_hour.attempts(now + Duration::from_mins(60)), 0);
+        assert_eq!(last_hour.attempts(now + Duration::from_hours(1)), 0);
         let mut nearly = LastHour::default();
         (0..1000).for_each(|n| nearly.record(hour(0), n != 0));
         assert_eq!(nearly.score(hour(0)), 99);

@@ -22,11 +22,11 @@ pub fn draw(delivery: DeliveryId, attempt: u32) -> u64 {
 pub fn between(draw: u64, low: Duration, high: Duration) -> Duration {
     let low = crate::time::millis(low);
     let span = crate::time::millis(high).saturating_sub(low);
-    let scaled = u128::from(draw) * (u128::from(span) + 1) >> 64;
+    let scaled = (u128::from(draw) * (u128::from(span) + 1)) >> 64;
     Duration::from_millis(low + u64::try_from(scaled).expect("at most the span"))
 }
 
-/// The finaliser of SplitMix64: every input bit reaches every output bit.
+/// The finaliser of `SplitMix64`: every input bit reaches every output bit.
 fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

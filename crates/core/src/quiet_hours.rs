@@ -183,7 +183,7 @@ impl QuietHours {
 
     fn next_start(&self, now: Timestamp) -> Option<Timestamp> {
         let one_off = self.maintenance.iter().map(|window| window.from).filter(|from| now < *from);
-        let weekly = self.zone.rules.iter().flat_map(|rules| {
+        let weekly = self.zone.rules.iter().filter_map(|rules| {
             let wall = WallMinute::of(now, rules);
             // A clock change can swallow a week's only window, but not two in a row.
             occurrences(&self.weekly, wall.plus(-WALL_SLACK), wall.plus(3 * WEEK))

@@ -40,7 +40,7 @@ pub enum Jitter {
 }
 
 /// What a day's delay may gain: enough to spread a crowd, too little to be felt.
-pub const SCHEDULE_JITTER_MAX: Duration = Duration::from_secs(300);
+pub const SCHEDULE_JITTER_MAX: Duration = Duration::from_mins(5);
 pub const ATTEMPTS_MAX: u32 = 50;
 pub const DELAY_MAX: Duration = Duration::from_hours(7 * 24);
 pub const BASE_MAX: Duration = Duration::from_hours(24);
@@ -161,7 +161,9 @@ impl RetryPolicy {
                     Jitter::None => (full, full),
                     Jitter::Full => (Duration::ZERO, full),
                     Jitter::Equal => (half(full), full),
-                    Jitter::Proportional { percent } => (full - percent_of(full, *percent), full + percent_of(full, *percent)),
+                    Jitter::Proportional { percent } => {
+                        (full.saturating_sub(percent_of(full, *percent)), full + percent_of(full, *percent))
+                    }
                     Jitter::Decorrelated => (*base, grown(*base, 3.0, *cap, failures + 1)),
                 }
             }
@@ -182,7 +184,7 @@ fn exponential(delivery: DeliveryId, failures: u32, base: Duration, factor: f64,
         Jitter::Equal => jitter::between(draw, half(full), full),
         Jitter::Proportional { percent } => {
             let swing = percent_of(full, percent);
-            jitter::between(draw, full - swing, full + swing)
+            jitter::between(draw, full.saturating_sub(swing), full + swing)
         }
         // The previous delay is not remembered but computed again, from the first one on.
         Jitter::Decorrelated => (1..=failures)

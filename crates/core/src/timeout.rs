@@ -421,7 +421,7 @@ mod tests {
     fn a_pin_lies_over_what_was_learned_and_leaves_it_alone() {
         let mut adaptive = Adaptive::default();
         daily(&mut adaptive, day(1), 9_000);
-        let pinned = Mode::Manual(Pinned::new(Duration::from_secs(60)).unwrap());
+        let pinned = Mode::Manual(Pinned::new(Duration::from_mins(1)).unwrap());
         assert_eq!(adaptive.in_force(pinned, &RULES), (Duration::from_mins(1), Method::Manual));
         assert_eq!(adaptive.in_force(Mode::Adaptive, &RULES).0, Duration::from_secs(14));
         assert!(Pinned::new(Duration::from_millis(999)).is_err());

@@ -1,5 +1,7 @@
 //! From a durable event to a delivered one: the real store, the real sender, a scripted receiver.
 
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+
 use std::collections::{BTreeSet, VecDeque};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};

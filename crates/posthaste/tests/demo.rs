@@ -1,5 +1,7 @@
 //! The README's first command, with the real binary.
 
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+
 use std::process::Command;
 
 #[test]

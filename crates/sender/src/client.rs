@@ -22,7 +22,7 @@ use crate::connector::{ConnectError, GuardedConnector};
 pub const RESPONSE_PREVIEW_BYTES_MAX: usize = 4 * 1024;
 /// How long a body may take once the head has said what we wanted to know.
 const PREVIEW_TIME_MAX: Duration = Duration::from_secs(1);
-const IDLE_MAX: Duration = Duration::from_secs(60);
+const IDLE_MAX: Duration = Duration::from_mins(1);
 const IDLE_PER_HOST_MAX: usize = 64;
 
 #[derive(Clone, Debug)]

@@ -1,5 +1,7 @@
 //! What a receiver does, and which outcome it is.
 
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+
 use std::time::Duration;
 
 use bytes::Bytes;

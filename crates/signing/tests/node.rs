@@ -1,6 +1,9 @@
 //! `v1a` and the timestamp-hex style against the crypto library of Node.js, which shares no code with ours.
 
-use std::io::Write;
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+
+use std::fmt::Write as _;
+use std::io::Write as _;
 use std::process::{Command, Stdio};
 
 use posthaste_signing::{HexSecret, Key, PublicKey, Received, SigningKey, TOLERANCE, standard, timestamp_hex};
@@ -42,7 +45,8 @@ fn node_verifies_what_we_sign_with_ed25519() {
         let key = SigningKey::from_random([n; 32]);
         let header = standard::sign(&[Key::Signing(&key)], "evt_1", NOW, body.as_bytes());
         let content = format!("evt_1.{NOW}.{body}").replace('\\', "\\\\").replace('"', "\\\"");
-        input += &format!("{{\"key\": \"{}\", \"header\": \"{header}\", \"content\": \"{content}\"}}\n", key.public_key());
+        let key = key.public_key();
+        writeln!(input, "{{\"key\": \"{key}\", \"header\": \"{header}\", \"content\": \"{content}\"}}").unwrap();
     }
     assert_eq!(node(script, &input), "true\nfalse\n".repeat(50));
 }

@@ -1,5 +1,7 @@
 //! `v1` against the official `standardwebhooks` crate, both ways.
 
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+
 use posthaste_signing::{Key, Received, Secret, TOLERANCE, standard};
 use proptest::prelude::*;
 

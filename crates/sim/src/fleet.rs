@@ -354,7 +354,7 @@ impl World {
             Wake::Due { delivery, attempt } => self.waiting.push_back((delivery, attempt)),
             Wake::Probe => {}
             Wake::Done { delivery, attempt, started, was_probe, ended } => {
-                self.done(now, delivery, attempt, started, was_probe, ended)
+                self.done(now, delivery, attempt, started, was_probe, ended);
             }
             Wake::Minute => {
                 if self.arm == Arm::Adaptive {

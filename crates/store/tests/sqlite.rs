@@ -1,5 +1,7 @@
 //! The verbs of the store on a real file.
 
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+
 use std::time::Duration;
 
 use posthaste_core::delivery::{DeadReason, Outcome, Silence, State};

@@ -106,7 +106,7 @@ proptest! {
         let Verdict::RetryAt { at, hold_lane_until } = verdict else { panic!("{verdict:?}") };
         let asked = match case.outcome {
             Outcome::Answered { status: 429 | 503, retry_after } => retry_after.map(|wait| wait.as_secs_f64().min(86_400.0) * 1000.0),
-            _ => None,
+            Outcome::Answered { .. } | Outcome::NotSent(_) | Outcome::Silent(_) | Outcome::Blocked => None,
         };
         let (low, high) = bounds(case.policy.strategy(), case.attempt);
         let (low, high) = (low.max(asked.unwrap_or(0.0)), high.max(asked.unwrap_or(0.0)));

@@ -35,17 +35,17 @@ impl Oracle {
         while at < LAST + MARGIN {
             let next = at + step;
             let known = stretches.last().expect("there is a first").1;
-            if offset(next) != known {
-                let (mut before, mut after) = (at, next);
-                while after - before > 1 {
-                    let middle = before.midpoint(after);
-                    if offset(middle) == known { before = middle } else { after = middle }
-                }
-                stretches.push((after, offset(after)));
-                at = after;
-            } else {
+            if offset(next) == known {
                 at = next;
+                continue;
             }
+            let (mut before, mut after) = (at, next);
+            while after - before > 1 {
+                let middle = before.midpoint(after);
+                if offset(middle) == known { before = middle } else { after = middle }
+            }
+            stretches.push((after, offset(after)));
+            at = after;
         }
         Oracle { stretches }
     }

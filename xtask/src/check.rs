@@ -1,0 +1,85 @@
+//! Everything that has to be true of a commit, in the order in which it is cheapest to find out.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+
+use crate::{cargo, dependencies, documents, shown, tools};
+
+pub(crate) fn run(fast: bool) -> anyhow::Result<()> {
+    let mut parts = Parts::default();
+    parts.time("tools", tools::ensure)?;
+    parts.time("format", || crate::run(&mut cargo(&["fmt", "--all", "--check"])))?;
+    parts.time("documents", documents::check)?;
+    parts.time("dependencies", dependencies::check)?;
+    parts
+        .time("lint", || crate::run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"])))?;
+    parts.time("reference", || {
+        crate::run(
+            cargo(&["doc", "--workspace", "--no-deps", "--document-private-items", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"),
+        )
+    })?;
+    parts.time("examples in comments", || crate::run(&mut cargo(&["test", "--workspace", "--doc", "--quiet"])))?;
+    if !fast {
+        parts.time("demo, as in the README", || crate::run(&mut cargo(&["run", "--release", "--quiet", "--", "demo"])))?;
+    }
+    let summary = parts.time("tests", || tests(fast))?;
+    println!("\n{parts}");
+    if fast {
+        println!("left to the full check: tests over millions of cases (binary `exhaustive`), the demo in a release build");
+    }
+    print!("{summary}");
+    Ok(())
+}
+
+/// Runs all tests and answers the runner's own summary, to be shown last.
+fn tests(fast: bool) -> anyhow::Result<String> {
+    let profile = if fast { "fast" } else { "default" };
+    let mut command = cargo(&["nextest", "run", "--workspace", "--profile", profile, "--color", "never", "--status-level", "slow"]);
+    command.env("PATH", tools::path()?);
+    let mut child = command.stderr(Stdio::piped()).spawn().with_context(|| shown(&command))?;
+    let mut summary = String::new();
+    for line in BufReader::new(child.stderr.take().context("piped")?).lines() {
+        let line = line?;
+        eprintln!("{line}");
+        if !summary.is_empty() || line.trim_start().starts_with("Summary [") {
+            summary += &line;
+            summary.push('\n');
+        }
+    }
+    let status = child.wait()?;
+    if !status.success() {
+        bail!("some tests failed, see above");
+    }
+    if summary.is_empty() {
+        bail!("the test runner printed no summary");
+    }
+    Ok(summary)
+}
+
+/// How long each part took.
+#[derive(Default)]
+struct Parts(Vec<(&'static str, Duration)>);
+
+impl Parts {
+    fn time<T>(&mut self, name: &'static str, part: impl FnOnce() -> anyhow::Result<T>) -> anyhow::Result<T> {
+        println!("== {name}");
+        std::io::stdout().flush()?;
+        let started = Instant::now();
+        let result = part().with_context(|| name);
+        self.0.push((name, started.elapsed()));
+        result
+    }
+}
+
+impl std::fmt::Display for Parts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (name, took) in &self.0 {
+            writeln!(f, "{:>8.1} s  {name}", took.as_secs_f64())?;
+        }
+        let total: Duration = self.0.iter().map(|(_, took)| *took).sum();
+        writeln!(f, "{:>8.1} s  in all", total.as_secs_f64())
+    }
+}

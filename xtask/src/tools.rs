@@ -1,0 +1,59 @@
+//! What a check needs beside Rust: found, or installed where that is possible, or asked for by name.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, bail};
+
+use crate::{cargo, root, run};
+
+/// The version that the check was last seen to pass with.
+const NEXTEST_VERSION: &str = "0.9.143";
+
+pub(crate) fn ensure() -> anyhow::Result<()> {
+    for (component, arguments) in [("rustfmt", &["fmt", "--version"]), ("clippy", &["clippy", "--version"])] {
+        if !answers(&mut cargo(arguments)) {
+            bail!("{component} is missing: run `rustup component add {component}`");
+        }
+    }
+    ensure_node()?;
+    ensure_nextest()
+}
+
+/// For the signature tests, which want a crypto library that shares no code with ours.
+fn ensure_node() -> anyhow::Result<()> {
+    let node = || answers(Command::new("node").arg("--version"));
+    if node() {
+        return Ok(());
+    }
+    println!("node is missing, installing Debian's package nodejs");
+    let installed = run(Command::new("apt-get").args(["install", "--yes", "--no-install-recommends", "nodejs"]));
+    if installed.is_err() || !node() {
+        bail!("node is missing: install the package nodejs");
+    }
+    Ok(())
+}
+
+fn ensure_nextest() -> anyhow::Result<()> {
+    let nextest = || anyhow::Ok(answers(cargo(&["nextest", "--version"]).env("PATH", path()?)));
+    if nextest()? {
+        return Ok(());
+    }
+    println!("cargo-nextest is missing, building it below target/tools (some minutes, once)");
+    let tools = root().join("target/tools");
+    run(cargo(&["install", "cargo-nextest", "--locked", "--quiet", "--version", NEXTEST_VERSION]).arg("--root").arg(&tools))
+        .context("cargo-nextest is missing: install the crate cargo-nextest")?;
+    if nextest()? { Ok(()) } else { bail!("cargo-nextest is missing: install the crate cargo-nextest") }
+}
+
+/// Where programs are looked for: first where they always are, then where we have put them.
+pub(crate) fn path() -> anyhow::Result<OsString> {
+    let present = std::env::var_os("PATH").unwrap_or_default();
+    let ours: PathBuf = root().join("target/tools/bin");
+    Ok(std::env::join_paths(std::env::split_paths(&present).chain([ours]))?)
+}
+
+fn answers(command: &mut Command) -> bool {
+    command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
