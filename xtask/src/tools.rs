@@ -17,20 +17,24 @@ pub(crate) fn ensure() -> anyhow::Result<()> {
             bail!("{component} is missing: run `rustup component add {component}`");
         }
     }
-    ensure_node()?;
+    // The signature tests want crypto libraries that share no code with ours, and run the examples of the guide.
+    ensure_program("node", "nodejs")?;
+    ensure_program("python3", "python3")?;
     ensure_nextest()
 }
 
-/// For the signature tests, which want a crypto library that shares no code with ours.
-fn ensure_node() -> anyhow::Result<()> {
-    let node = || answers(Command::new("node").arg("--version"));
-    if node() {
+/// A program of Debian's.
+fn ensure_program(program: &str, package: &str) -> anyhow::Result<()> {
+    let is_there = || answers(Command::new(program).arg("--version"));
+    if is_there() {
         return Ok(());
     }
-    println!("node is missing, installing Debian's package nodejs");
-    let installed = run(Command::new("apt-get").args(["install", "--yes", "--no-install-recommends", "nodejs"]));
-    if installed.is_err() || !node() {
-        bail!("node is missing: install the package nodejs");
+    println!("{program} is missing, installing Debian's package {package}");
+    // Without a fresh list of packages the name may not be known.
+    let installed = run(Command::new("apt-get").args(["update", "--quiet"]))
+        .and_then(|()| run(Command::new("apt-get").args(["install", "--yes", "--no-install-recommends", package])));
+    if installed.is_err() || !is_there() {
+        bail!("{program} is missing: install the package {package}");
     }
     Ok(())
 }
