@@ -44,10 +44,13 @@ fn ensure_nextest() -> anyhow::Result<()> {
     if nextest()? {
         return Ok(());
     }
+    // Unoptimised: it only starts tests, and builds in a third of the time.
     println!("cargo-nextest is missing, building it below target/tools (some minutes, once)");
     let tools = root().join("target/tools");
-    run(cargo(&["install", "cargo-nextest", "--locked", "--quiet", "--version", NEXTEST_VERSION]).arg("--root").arg(&tools))
-        .context("cargo-nextest is missing: install the crate cargo-nextest")?;
+    run(cargo(&["install", "cargo-nextest", "--locked", "--debug", "--quiet", "--version", NEXTEST_VERSION])
+        .arg("--root")
+        .arg(&tools))
+    .context("cargo-nextest is missing: install the crate cargo-nextest")?;
     if nextest()? { Ok(()) } else { bail!("cargo-nextest is missing: install the crate cargo-nextest") }
 }
 
