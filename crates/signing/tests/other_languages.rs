@@ -100,8 +100,10 @@ fn example(language: &str) -> String {
     code.split_once("```").expect("the example ends").0.to_owned()
 }
 
-/// Cases for a receiver's verifier: what it is given, and whether it should accept it.
-fn cases() -> Vec<(String, String, String, i64, bool)> {
+/// For a receiver's verifier: signature, body, secret, now; and whether it should accept that.
+type Case = (String, String, String, i64, bool);
+
+fn cases() -> Vec<Case> {
     let (old, new) = (Secret::from_random([1; 32]), Secret::from_random([2; 32]));
     let body = "{\"text\": \"Grüße\"}";
     let one = standard::sign(&[Key::Shared(&old)], "evt_1", NOW, body.as_bytes());
@@ -125,7 +127,8 @@ fn cases() -> Vec<(String, String, String, i64, bool)> {
 
 /// One line a case: signature, body, secret, now.
 fn lines() -> String {
-    cases().iter().map(|(signature, body, secret, now, _)| format!("{signature}\t{body}\t{secret}\t{now}\n")).collect()
+    let line = |(signature, body, secret, now, _): &Case| format!("{signature}\t{body}\t{secret}\t{now}\n");
+    cases().iter().map(line).collect::<Vec<String>>().concat()
 }
 
 fn verdicts() -> String {
