@@ -14,8 +14,9 @@ pub(crate) fn run(fast: bool) -> anyhow::Result<()> {
     parts.time("format", || crate::run(&mut cargo(&["fmt", "--all", "--check"])))?;
     parts.time("documents", documents::check)?;
     parts.time("dependencies", dependencies::check)?;
-    parts
-        .time("lint", || crate::run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings"])))?;
+    parts.time("lint", || {
+        crate::run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--quiet", "--", "-D", "warnings"]))
+    })?;
     parts.time("reference", || {
         crate::run(
             cargo(&["doc", "--workspace", "--no-deps", "--document-private-items", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"),
@@ -37,8 +38,10 @@ pub(crate) fn run(fast: bool) -> anyhow::Result<()> {
 /// Runs all tests and answers the runner's own summary, to be shown last.
 fn tests(fast: bool) -> anyhow::Result<String> {
     let profile = if fast { "fast" } else { "default" };
-    let mut command = cargo(&["nextest", "run", "--workspace", "--profile", profile, "--color", "never", "--status-level", "slow"]);
-    command.env("PATH", tools::path()?);
+    let mut command =
+        cargo(&["nextest", "run", "--workspace", "--locked", "--profile", profile, "--color", "never", "--status-level", "slow"]);
+    // A check compares with what is expected; it never rewrites it.
+    command.env("PATH", tools::path()?).env_remove("UPDATE_EXPECT");
     let mut child = command.stderr(Stdio::piped()).spawn().with_context(|| shown(&command))?;
     let mut summary = String::new();
     for line in BufReader::new(child.stderr.take().context("piped")?).lines() {

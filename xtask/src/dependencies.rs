@@ -24,7 +24,19 @@ const LICENCES: [&str; 10] = [
 ];
 
 pub(crate) fn check() -> anyhow::Result<()> {
-    let tree = cargo(&["tree", "--workspace", "--edges", "normal,build", "--prefix", "none", "--format", "{p}|{l}"]);
+    let tree = cargo(&[
+        "tree",
+        "--workspace",
+        "--edges",
+        "normal,build",
+        "--target",
+        "all",
+        "--locked",
+        "--prefix",
+        "none",
+        "--format",
+        "{p}|{l}",
+    ]);
     let output = { tree }.output().context("cargo tree")?;
     if !output.status.success() {
         bail!("cargo tree failed: {}", String::from_utf8_lossy(&output.stderr));
@@ -44,10 +56,47 @@ pub(crate) fn check() -> anyhow::Result<()> {
     if problems.is_empty() { Ok(()) } else { bail!("{}", Vec::from_iter(problems).join("\n")) }
 }
 
-/// One of the alternatives has only licences from the list.
+/// Whether the licences that we accept satisfy an SPDX expression: AND binds tighter than OR, parentheses tighter still.
 fn is_acceptable(expression: &str) -> bool {
-    let flat = expression.replace(['(', ')'], "").replace('/', " OR ");
-    flat.split(" OR ").any(|alternative| alternative.split(" AND ").all(|licence| LICENCES.contains(&licence.trim())))
+    // The old way to write OR.
+    let expression = expression.replace('/', " OR ");
+    let mut words = expression.replace('(', " ( ").replace(')', " ) ").split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    words.reverse();
+    let accepted = any_of(&mut words);
+    accepted && words.is_empty()
+}
+
+/// Reads from the end of the reversed list of words.
+fn any_of(words: &mut Vec<String>) -> bool {
+    let mut accepted = all_of(words);
+    while words.last().is_some_and(|word| word == "OR") {
+        words.pop();
+        accepted |= all_of(words);
+    }
+    accepted
+}
+
+fn all_of(words: &mut Vec<String>) -> bool {
+    let mut accepted = one(words);
+    while words.last().is_some_and(|word| word == "AND") {
+        words.pop();
+        accepted &= one(words);
+    }
+    accepted
+}
+
+fn one(words: &mut Vec<String>) -> bool {
+    match words.pop() {
+        None => false,
+        Some(word) if word == "(" => any_of(words) & words.pop().is_some_and(|word| word == ")"),
+        Some(mut licence) => {
+            if words.last().is_some_and(|word| word == "WITH") {
+                words.pop();
+                licence = format!("{licence} WITH {}", words.pop().unwrap_or_default());
+            }
+            LICENCES.contains(&licence.as_str())
+        }
+    }
 }
 
 #[cfg(test)]
@@ -66,7 +115,16 @@ mod tests {
         ] {
             assert!(is_acceptable(good), "{good}");
         }
-        for bad in ["", "GPL-3.0", "MIT AND GPL-3.0", "SSPL-1.0 OR AGPL-3.0"] {
+        for bad in [
+            "",
+            "GPL-3.0",
+            "MIT AND GPL-3.0",
+            "SSPL-1.0 OR AGPL-3.0",
+            "(MIT OR Apache-2.0) AND GPL-3.0",
+            "GPL-3.0 WITH exception",
+            "(MIT",
+            "MIT MIT",
+        ] {
             assert!(!is_acceptable(bad), "{bad}");
         }
     }

@@ -1,4 +1,5 @@
-//! The documents: every link inside the repository leads somewhere, and the numbers that tests are named after exist.
+//! The documents: every link inside the repository leads somewhere, and the numbers that tests are named after are
+//! explained.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +10,7 @@ use crate::root;
 pub(crate) fn check() -> anyhow::Result<()> {
     let root = root();
     let mut problems = Vec::new();
-    for page in pages(&root)? {
+    for page in files(&root, "md")? {
         let text = std::fs::read_to_string(&page).with_context(|| page.display().to_string())?;
         let folder = page.parent().context("a page lies in a folder")?;
         for target in links(&text) {
@@ -19,26 +20,35 @@ pub(crate) fn check() -> anyhow::Result<()> {
             }
         }
     }
-    for (page, prefix, count) in [("docs/promises.md", 'I', 48), ("docs/promises.md", 'F', 42)] {
-        let text = std::fs::read_to_string(root.join(page)).context(page)?;
-        for number in 1..=count {
-            if !has_number(&text, &format!("{prefix}{number}")) {
-                problems.push(format!("{page}: {prefix}{number} is not explained"));
-            }
+    let promises = std::fs::read_to_string(root.join("docs/promises.md")).context("docs/promises.md")?;
+    for number in 1..=48 {
+        if !promises.contains(&format!("**I{number} ")) {
+            problems.push(format!("docs/promises.md: I{number} is not explained"));
+        }
+    }
+    for number in 1..=42 {
+        if !promises.contains(&format!("| F{number} |")) {
+            problems.push(format!("docs/promises.md: F{number} is not explained"));
+        }
+    }
+    for file in files(&root, "rs")? {
+        let text = std::fs::read_to_string(&file).with_context(|| file.display().to_string())?;
+        for number in promises_named(&text).filter(|number| !(1..=48).contains(number)) {
+            problems.push(format!("{}: a test is named after I{number}, which is no promise", file.strip_prefix(&root)?.display()));
         }
     }
     if problems.is_empty() { Ok(()) } else { bail!("{}", problems.join("\n")) }
 }
 
-/// All Markdown below the top, except for what is built or fetched.
-fn pages(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+/// All files of a kind below a folder, except for what is built or fetched.
+fn files(folder: &Path, kind: &str) -> anyhow::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if path.is_dir() && !name.starts_with('.') && name != "target" && name != "node_modules" {
-            found.extend(pages(&path)?);
-        } else if path.extension().is_some_and(|extension| extension == "md") {
+            found.extend(files(&path, kind)?);
+        } else if path.extension().is_some_and(|extension| extension == kind) {
             found.push(path);
         }
     }
@@ -66,13 +76,9 @@ fn links(text: &str) -> Vec<String> {
     found
 }
 
-/// The number as a word of its own: I4 is not in I48.
-fn has_number(text: &str, number: &str) -> bool {
-    text.match_indices(number).any(|(at, _)| {
-        let before = text[..at].chars().next_back();
-        let after = text[at + number.len()..].chars().next();
-        !before.is_some_and(char::is_alphanumeric) && !after.is_some_and(char::is_alphanumeric)
-    })
+/// The numbers of the promises that tests in this text are named after, as in `fn i23_…`.
+fn promises_named(text: &str) -> impl Iterator<Item = u32> {
+    text.split("fn i").skip(1).filter_map(|rest| rest.split_once('_')?.0.parse().ok())
 }
 
 #[cfg(test)]
@@ -86,8 +92,8 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_a_word_of_its_own() {
-        assert!(has_number("**I4 No phantom.**", "I4"));
-        assert!(!has_number("I48 and XI4", "I4"));
+    fn a_test_is_named_after_a_promise_by_its_number() {
+        let text = "fn i23_no_more() {} fn index_of() {} async fn i4_() {} fn i() {}";
+        assert_eq!(promises_named(text).collect::<Vec<_>>(), [23, 4]);
     }
 }

@@ -1,7 +1,7 @@
 //! `/v1/deliveries`: one event on its way to one endpoint, and every try of it.
 
 use axum::Json as Answer;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use posthaste_core::admission::{Facts, Standing, explain};
 use posthaste_core::delivery::{NoConnection, Outcome, Silence, State as DeliveryState};
 use posthaste_core::id::DeliveryId;
@@ -10,6 +10,7 @@ use posthaste_store::{AttemptRecord, DeliveryRow};
 use serde::Serialize;
 
 use crate::App;
+use crate::body::Id;
 use crate::problem::Problem;
 
 #[derive(Debug, Serialize)]
@@ -52,12 +53,12 @@ pub(crate) struct Attempts {
     next_cursor: Option<String>,
 }
 
-pub(crate) async fn read(State(app): State<App>, Path(id): Path<String>) -> Result<Answer<DeliveryView>, Problem> {
+pub(crate) async fn read(State(app): State<App>, Id(id): Id) -> Result<Answer<DeliveryView>, Problem> {
     let row = find(&app, &id).await?;
     Ok(Answer(view(&row, app.store.now())))
 }
 
-pub(crate) async fn attempts(State(app): State<App>, Path(id): Path<String>) -> Result<Answer<Attempts>, Problem> {
+pub(crate) async fn attempts(State(app): State<App>, Id(id): Id) -> Result<Answer<Attempts>, Problem> {
     let row = find(&app, &id).await?;
     let attempts = app.store.attempts(row.id).await?;
     // Newest first, as in every list.

@@ -1,7 +1,7 @@
 //! `/v1/endpoints`: where a tenant wants its events sent.
 
 use axum::Json as Answer;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use http::{StatusCode, Uri};
 use posthaste_core::endpoint::{Status, Subscription};
 use posthaste_core::event::{TypePattern, TypePatterns};
@@ -11,7 +11,7 @@ use posthaste_store::{SecretText, StoredEndpoint};
 use serde::{Deserialize, Serialize};
 
 use crate::App;
-use crate::body::Json;
+use crate::body::{Id, Json};
 use crate::events::DEFAULT_TENANT;
 use crate::problem::Problem;
 
@@ -26,7 +26,8 @@ pub(crate) struct NewEndpoint {
     event_types: Vec<String>,
 }
 
-#[derive(Debug, Serialize)]
+// No `Debug`: it carries a secret once.
+#[derive(Serialize)]
 pub(crate) struct EndpointView {
     id: String,
     tenant: String,
@@ -61,7 +62,7 @@ pub(crate) async fn create(
     Ok((StatusCode::CREATED, Answer(view)))
 }
 
-pub(crate) async fn read(State(app): State<App>, Path(id): Path<String>) -> Result<Answer<EndpointView>, Problem> {
+pub(crate) async fn read(State(app): State<App>, Id(id): Id) -> Result<Answer<EndpointView>, Problem> {
     let id = EndpointId::parse(&id).map_err(|_| Problem::not_found())?;
     let endpoint = app.store.endpoint(id).await?.ok_or_else(Problem::not_found)?;
     Ok(Answer(view(&endpoint)))
@@ -104,6 +105,11 @@ fn check_url(url: &str) -> Result<(), &'static str> {
     if authority.as_str().contains(['@', '%']) {
         return Err("no user name, password or percent sign before the path");
     }
+    // `Uri` reads anything after the colon; only a number is a port.
+    let is_after_host = authority.as_str().strip_prefix(authority.host()).unwrap_or_default();
+    if !is_after_host.is_empty() && !matches!(authority.port_u16(), Some(1..)) {
+        return Err("the port is not a number from 1 to 65,535");
+    }
     match uri.scheme_str() {
         Some("http") => Ok(()),
         Some("https") => Err("https is not built yet; today deliveries go to http:// in networks that the operator allows"),
@@ -129,6 +135,10 @@ mod tests {
             "http://a.b\\c",
             "http://a.b/\n",
             "http://ä.b/",
+            "http://a.b:99999/",
+            "http://a.b:0/",
+            "http://a.b:abc/",
+            "http://a.b:/",
         ] {
             assert!(check_url(bad).is_err(), "{bad}");
         }

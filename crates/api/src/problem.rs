@@ -76,7 +76,8 @@ impl Problem {
 /// What the store says is never the caller's fault.
 impl From<Error> for Problem {
     fn from(error: Error) -> Problem {
-        tracing::error!(%error, "a request could not be served");
+        let cause = std::error::Error::source(&error).map(ToString::to_string);
+        tracing::error!(%error, cause, "a request could not be served");
         Problem::unavailable()
     }
 }

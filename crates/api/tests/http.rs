@@ -117,11 +117,13 @@ async fn i48_bad_input_gets_its_status_and_stores_nothing() {
         (b"{\"type\": \"a\", \"data\": \"\xff\"}", 400, None),
         (very_deep.as_bytes(), 400, None),
         (b"[]", 422, None),
-        (b"{}", 422, None),
-        (b"{\"type\": \"a\"}", 422, None),
-        (b"{\"type\": 1, \"data\": 1}", 422, None),
-        (b"{\"type\": \"a\", \"data\": 1, \"tyep\": 1}", 422, None),
-        (b"{\"type\": \"a\", \"type\": \"b\", \"data\": 1}", 422, None),
+        (b"[\"a\", 1, null, null, null, []]", 422, Some("")),
+        (b"{}", 422, Some("type")),
+        (b"{\"type\": \"a\"}", 422, Some("data")),
+        (b"{\"type\": 1, \"data\": 1}", 422, Some("type")),
+        (b"{\"type\": \"a\", \"data\": 1, \"labels\": [\"a\", 1]}", 422, Some("labels[1]")),
+        (b"{\"type\": \"a\", \"data\": 1, \"tyep\": 1}", 422, Some("tyep")),
+        (b"{\"type\": \"a\", \"type\": \"b\", \"data\": 1}", 422, Some("type")),
         (b"{\"type\": \"a..b\", \"data\": 1}", 422, Some("type")),
         (long.as_bytes(), 422, Some("type")),
         (b"{\"type\": \"a\", \"data\": 1, \"tenant\": \"a b\"}", 422, Some("tenant")),
@@ -149,9 +151,14 @@ async fn i48_bad_input_gets_its_status_and_stores_nothing() {
 #[tokio::test]
 async fn what_is_not_there_is_404_and_a_wrong_method_405() {
     let server = Server::new("missing");
-    for path in
-        ["/v1/deliveries/dlv_01knp9e1ege0094d2pf2dbsqqg", "/v1/deliveries/x", "/v1/endpoints/ep_x", "/v1/nothing", "/nothing"]
-    {
+    for path in [
+        "/v1/deliveries/dlv_01knp9e1ege0094d2pf2dbsqqg",
+        "/v1/deliveries/x",
+        "/v1/deliveries/%ff",
+        "/v1/endpoints/ep_x",
+        "/v1/nothing",
+        "/nothing",
+    ] {
         assert_eq!(server.call("GET", path, "").await.0, StatusCode::NOT_FOUND, "{path}");
     }
     assert_eq!(server.call("DELETE", "/v1/events", "").await.0, StatusCode::METHOD_NOT_ALLOWED);

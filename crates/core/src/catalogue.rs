@@ -1,7 +1,5 @@
 //! The catalogue of event types: what they are called, what they carry, which of them are urgent.
 
-use std::collections::BTreeMap;
-
 use crate::event::EventType;
 use crate::text::Version;
 use crate::time::Timestamp;
@@ -11,7 +9,8 @@ use crate::time::Timestamp;
 pub struct Entry {
     pub name: EventType,
     pub description: String,
-    pub versions: BTreeMap<Version, Contract>,
+    /// In the order in which they were added: the last is the present one.
+    pub versions: Vec<(Version, Contract)>,
     /// Still accepted; subscribers are told to move on.
     pub deprecated_at: Option<Timestamp>,
     /// Goes before the rest of its lane and is not held by quiet hours.
@@ -39,10 +38,10 @@ impl Entry {
     /// An event without a version is held to the latest, because that is what its readers expect.
     pub fn check(&self, version: Option<&Version>) -> Check<'_> {
         let contract = match version {
-            None => self.versions.last_key_value().map(|(_, contract)| contract),
+            None => self.versions.last().map(|(_, contract)| contract),
             Some(_) if self.versions.is_empty() => None,
-            Some(version) => match self.versions.get(version) {
-                Some(contract) => Some(contract),
+            Some(version) => match self.versions.iter().find(|(known, _)| known == version) {
+                Some((_, contract)) => Some(contract),
                 None => return Check::UnknownVersion,
             },
         };
@@ -61,17 +60,16 @@ mod tests {
         let mut entry = Entry {
             name: EventType::parse("invoice.paid").unwrap(),
             description: String::new(),
-            versions: BTreeMap::new(),
+            versions: vec![],
             deprecated_at: None,
             is_priority: false,
         };
         assert_eq!(entry.check(Some(&version("v9"))), Check::Nothing, "a type without versions takes any");
-        entry.versions.insert(version("2026-04-08"), contract("new"));
-        entry.versions.insert(version("2025-01-01"), contract("old"));
-        entry.versions.insert(version("2020-01-01"), Contract::default());
-        assert_eq!(entry.check(None), Check::Schema("new"));
-        assert_eq!(entry.check(Some(&version("2025-01-01"))), Check::Schema("old"));
-        assert_eq!(entry.check(Some(&version("2020-01-01"))), Check::Nothing);
-        assert_eq!(entry.check(Some(&version("2019-01-01"))), Check::UnknownVersion);
+        entry.versions =
+            vec![(version("v8"), Contract::default()), (version("v9"), contract("old")), (version("v10"), contract("new"))];
+        assert_eq!(entry.check(None), Check::Schema("new"), "the one that was added last, whatever its name");
+        assert_eq!(entry.check(Some(&version("v9"))), Check::Schema("old"));
+        assert_eq!(entry.check(Some(&version("v8"))), Check::Nothing);
+        assert_eq!(entry.check(Some(&version("v7"))), Check::UnknownVersion);
     }
 }

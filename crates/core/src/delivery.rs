@@ -118,11 +118,7 @@ pub enum Silence {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
     Delivered,
-    /// Try again at `at`. `hold_lane_until` is set where the receiver asked all of us to wait.
-    RetryAt {
-        at: Timestamp,
-        hold_lane_until: Option<Timestamp>,
-    },
+    RetryAt(Timestamp),
     Dead(DeadReason),
 }
 
@@ -131,7 +127,7 @@ impl Verdict {
     pub fn state(self, now: Timestamp) -> State {
         match self {
             Verdict::Delivered => State::Delivered { at: now },
-            Verdict::RetryAt { at, .. } => State::Waiting { due: at },
+            Verdict::RetryAt(at) => State::Waiting { due: at },
             Verdict::Dead(reason) => State::Dead { at: now, reason },
         }
     }
@@ -189,14 +185,17 @@ pub fn judge(now: Timestamp, delivery: DeliveryId, attempt: u32, outcome: &Outco
         Class::Temporary => match policy.delay_after(delivery, attempt) {
             None => Verdict::Dead(DeadReason::MaxAttemptsExceeded),
             Some(delay) => {
-                let asked = outcome.wait_asked_for().map(|wait| wait.min(RETRY_AFTER_MAX));
-                Verdict::RetryAt {
-                    at: now + delay.max(asked.unwrap_or(Duration::ZERO)),
-                    hold_lane_until: asked.map(|wait| now + wait.min(LANE_HOLD_MAX)),
-                }
+                let asked = outcome.wait_asked_for().unwrap_or(Duration::ZERO);
+                Verdict::RetryAt(now + delay.max(asked.min(RETRY_AFTER_MAX)))
             }
         },
     }
+}
+
+/// Until when nothing else is sent there either, because the receiver asked to be left alone; also where it was the
+/// delivery's last attempt.
+pub fn lane_hold(now: Timestamp, outcome: &Outcome) -> Option<Timestamp> {
+    outcome.wait_asked_for().map(|wait| now + wait.min(LANE_HOLD_MAX))
 }
 
 #[cfg(test)]
@@ -235,9 +234,10 @@ mod tests {
         let mut trace = String::new();
         for (attempt, word) in (1..).zip(outcomes.split(' ')) {
             let verdict = judge(now, delivery(), attempt, &outcome(word), &policy);
-            writeln!(trace, "{}s: {word} -> {verdict:?}", now.as_seconds()).unwrap();
+            let hold = lane_hold(now, &outcome(word)).map(|until| format!(", lane held until {until:?}")).unwrap_or_default();
+            writeln!(trace, "{}s: {word} -> {verdict:?}{hold}", now.as_seconds()).unwrap();
             match verdict {
-                Verdict::RetryAt { at, .. } => now = at,
+                Verdict::RetryAt(at) => now = at,
                 Verdict::Delivered | Verdict::Dead(_) => break,
             }
         }
@@ -249,9 +249,9 @@ mod tests {
         check(
             "500 timeout 503 500",
             &expect![[r"
-            0s: 500 -> RetryAt { at: Timestamp(30000), hold_lane_until: None }
-            30s: timeout -> RetryAt { at: Timestamp(150000), hold_lane_until: None }
-            150s: 503 -> RetryAt { at: Timestamp(750000), hold_lane_until: None }
+            0s: 500 -> RetryAt(Timestamp(30000))
+            30s: timeout -> RetryAt(Timestamp(150000))
+            150s: 503 -> RetryAt(Timestamp(750000))
             750s: 500 -> Dead(MaxAttemptsExceeded)
         "]],
         );
@@ -262,10 +262,23 @@ mod tests {
         check(
             "429/10 503/3600 429/200000 200",
             &expect![[r"
-            0s: 429/10 -> RetryAt { at: Timestamp(30000), hold_lane_until: Some(Timestamp(10000)) }
-            30s: 503/3600 -> RetryAt { at: Timestamp(3630000), hold_lane_until: Some(Timestamp(930000)) }
-            3630s: 429/200000 -> RetryAt { at: Timestamp(90030000), hold_lane_until: Some(Timestamp(4530000)) }
+            0s: 429/10 -> RetryAt(Timestamp(30000)), lane held until Timestamp(10000)
+            30s: 503/3600 -> RetryAt(Timestamp(3630000)), lane held until Timestamp(930000)
+            3630s: 429/200000 -> RetryAt(Timestamp(90030000)), lane held until Timestamp(4530000)
             90030s: 200 -> Delivered
+        "]],
+        );
+    }
+
+    #[test]
+    fn the_lane_is_held_even_by_an_answer_to_a_last_attempt() {
+        check(
+            "500 500 500 503/900",
+            &expect![[r"
+            0s: 500 -> RetryAt(Timestamp(30000))
+            30s: 500 -> RetryAt(Timestamp(150000))
+            150s: 500 -> RetryAt(Timestamp(750000))
+            750s: 503/900 -> Dead(MaxAttemptsExceeded), lane held until Timestamp(1650000)
         "]],
         );
     }
@@ -275,8 +288,8 @@ mod tests {
         check(
             "500/3600 408/3600 204/3600",
             &expect![[r"
-            0s: 500/3600 -> RetryAt { at: Timestamp(30000), hold_lane_until: None }
-            30s: 408/3600 -> RetryAt { at: Timestamp(150000), hold_lane_until: None }
+            0s: 500/3600 -> RetryAt(Timestamp(30000))
+            30s: 408/3600 -> RetryAt(Timestamp(150000))
             150s: 204/3600 -> Delivered
         "]],
         );
@@ -287,8 +300,8 @@ mod tests {
         check(
             "404 410 400",
             &expect![[r"
-            0s: 404 -> RetryAt { at: Timestamp(30000), hold_lane_until: None }
-            30s: 410 -> RetryAt { at: Timestamp(150000), hold_lane_until: None }
+            0s: 404 -> RetryAt(Timestamp(30000))
+            30s: 410 -> RetryAt(Timestamp(150000))
             150s: 400 -> Dead(PermanentFailure)
         "]],
         );

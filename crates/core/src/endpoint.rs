@@ -10,7 +10,7 @@ use crate::filter::Filter;
 use crate::id::{EndpointId, EndpointUid, TenantId};
 use crate::quiet_hours::QuietHours;
 use crate::retry::RetryPolicy;
-use crate::text::TextError;
+use crate::text::{TextError, text_type};
 use crate::time::Timestamp;
 use crate::timeout;
 
@@ -21,7 +21,7 @@ pub struct Endpoint {
     pub tenant: TenantId,
     pub uid: Option<EndpointUid>,
     pub url: String,
-    pub description: String,
+    pub description: Description,
     pub status: Status,
     pub subscription: Subscription,
     pub max_in_flight: MaxInFlight,
@@ -29,7 +29,7 @@ pub struct Endpoint {
     pub signing: Signing,
     pub payload_format: PayloadFormat,
     pub headers: Headers,
-    pub metadata: BTreeMap<String, String>,
+    pub metadata: Metadata,
     pub created_at: Timestamp,
     pub updated_at: Timestamp,
 }
@@ -164,6 +164,10 @@ impl HeaderNames {
         Ok(HeaderNames { id, delivery, timestamp, signature })
     }
 
+    fn all(&self) -> [&str; 4] {
+        [&self.id, &self.delivery, &self.timestamp, &self.signature]
+    }
+
     pub fn id(&self) -> &str {
         &self.id
     }
@@ -175,6 +179,30 @@ impl HeaderNames {
     }
     pub fn signature(&self) -> &str {
         &self.signature
+    }
+}
+
+text_type!(
+    /// What an endpoint is for, in its owner's words.
+    Description,
+    "a description has at most 1,024 characters and no control characters but line breaks",
+    |text| text.chars().count() <= 1024 && !text.chars().any(|character| character.is_control() && character != '\n')
+);
+
+/// What the user's own system wants to remember about an endpoint. We only keep it.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Metadata(BTreeMap<String, String>);
+
+impl Metadata {
+    pub const BYTES_MAX: usize = 16 * 1024;
+
+    pub fn new(entries: BTreeMap<String, String>) -> Result<Metadata, TextError> {
+        let bytes: usize = entries.iter().map(|(name, value)| name.len() + value.len()).sum();
+        if bytes <= Self::BYTES_MAX { Ok(Metadata(entries)) } else { Err(TextError { rule: "metadata has at most 16 KiB" }) }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
 }
 
@@ -211,13 +239,17 @@ impl Headers {
     pub const COUNT_MAX: usize = 64;
     pub const VALUE_BYTES_MAX: usize = 4096;
 
-    /// Names are kept in lower case: they mean the same in any.
-    pub fn new<'a>(headers: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Headers, HeaderError> {
+    /// Names are kept in lower case: they mean the same in any. What `signing` sends under a name of its own is taken.
+    pub fn new<'a>(headers: impl IntoIterator<Item = (&'a str, &'a str)>, signing: &Signing) -> Result<Headers, HeaderError> {
         let mut checked = BTreeMap::new();
         for (name, value) in headers {
             let name = name.to_ascii_lowercase();
             check_header_name(&name)?;
-            if is_reserved(&name) {
+            let signs = match signing {
+                Signing::Standard | Signing::StandardEd25519 => false,
+                Signing::TimestampHex { header_names, .. } => header_names.all().contains(&name.as_str()),
+            };
+            if is_reserved(&name) || signs {
                 return Err(HeaderError::Reserved { name });
             }
             let fits = value.len() <= Self::VALUE_BYTES_MAX
@@ -363,18 +395,22 @@ mod tests {
             ("Connection", "close"),
         ] {
             let name_lower = name.to_ascii_lowercase();
-            assert_eq!(Headers::new([(name, value)]), Err(HeaderError::Reserved { name: name_lower }));
+            assert_eq!(Headers::new([(name, value)], &Signing::Standard), Err(HeaderError::Reserved { name: name_lower }));
         }
         for name in ["", "a b", "a:b", "a\r\nb", "ä", &"x".repeat(129)] {
-            assert!(matches!(Headers::new([(name, "x")]), Err(HeaderError::Name { .. })), "{name:?}");
+            assert!(matches!(Headers::new([(name, "x")], &Signing::Standard), Err(HeaderError::Name { .. })), "{name:?}");
         }
         for value in ["a\r\nb", "a\nb", "\0", " a", "a ", "\t", "ü", &"x".repeat(4097)] {
-            assert!(matches!(Headers::new([("x-a", value)]), Err(HeaderError::Value { .. })), "{value:?}");
+            assert!(matches!(Headers::new([("x-a", value)], &Signing::Standard), Err(HeaderError::Value { .. })), "{value:?}");
         }
-        assert_eq!(Headers::new([("X-A", "1"), ("x-a", "2")]), Err(HeaderError::Twice));
+        assert_eq!(Headers::new([("X-A", "1"), ("x-a", "2")], &Signing::Standard), Err(HeaderError::Twice));
         let many: Vec<String> = (0..65).map(|n| format!("x-{n}")).collect();
-        assert_eq!(Headers::new(many.iter().map(|name| (name.as_str(), "x"))), Err(HeaderError::TooMany));
-        let good = Headers::new([("Authorization", "Bearer abc"), ("X-Empty", "")]).unwrap();
+        assert_eq!(Headers::new(many.iter().map(|name| (name.as_str(), "x")), &Signing::Standard), Err(HeaderError::TooMany));
+        let hex = Signing::TimestampHex { prefix: HexPrefix::V1, header_names: HeaderNames::default() };
+        let own = [("X-Webhook-Signature", "v1=00")];
+        assert!(Headers::new(own, &Signing::Standard).is_ok());
+        assert!(matches!(Headers::new(own, &hex), Err(HeaderError::Reserved { .. })), "it would stand beside the real one");
+        let good = Headers::new([("Authorization", "Bearer abc"), ("X-Empty", "")], &Signing::Standard).unwrap();
         assert_eq!(good.iter().collect::<Vec<_>>(), [("authorization", "Bearer abc"), ("x-empty", "")]);
         assert!(!format!("{good:?}").contains("abc"), "a value may be a credential");
     }
@@ -405,6 +441,18 @@ mod tests {
         assert_eq!(resolve(Override::Lift).rate_limit, None);
         assert_eq!(resolve(Override::Inherit).circuit.failure_threshold(), 9);
         assert_eq!(resolve(Override::Inherit).retry, RetryPolicy::default());
+    }
+
+    #[test]
+    fn what_users_write_about_an_endpoint_is_bounded() {
+        assert!(Description::parse("").is_ok());
+        assert!(Description::parse("two\nlines").is_ok());
+        assert!(Description::parse(&"ü".repeat(1024)).is_ok());
+        assert!(Description::parse(&"ü".repeat(1025)).is_err());
+        assert!(Description::parse("a\rb").is_err());
+        let metadata = |bytes: usize| Metadata::new(BTreeMap::from([("k".to_owned(), "v".repeat(bytes - 1))]));
+        assert!(metadata(16 * 1024).is_ok());
+        assert!(metadata(16 * 1024 + 1).is_err());
     }
 
     #[test]

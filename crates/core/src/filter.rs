@@ -15,13 +15,15 @@
 //! `$exists: false`, `$ne` and `$not`.
 
 use crate::event::Event;
-use crate::json::{self, Json};
+use crate::json::{self, Json, Members};
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 /// A filter is configuration, not a program.
 pub const FILTER_BYTES_MAX: usize = 16 * 1024;
 pub const FILTER_DEPTH_MAX: usize = 16;
+/// Each may have to look at every element of a large array. Many alternatives for one value are one `$in`.
+pub const CONDITIONS_MAX: usize = 100;
 
 /// What a path may start with.
 const FIELDS: [&str; 7] = ["id", "type", "version", "tenant", "timestamp", "labels", "data"];
@@ -34,7 +36,7 @@ impl Subject {
     pub fn of(event: &Event) -> Subject {
         let text = |text: &str| Json::Text(text.to_owned());
         let data = json::read(event.data.as_str(), json::DEPTH_MAX).expect("checked when the event came in");
-        Subject(Json::Object(BTreeMap::from([
+        Subject(Json::Object(Members::from_iter([
             ("id".to_owned(), text(event.id.as_str())),
             ("type".to_owned(), text(event.event_type.as_str())),
             ("version".to_owned(), event.version.as_ref().map_or(Json::Null, |version| text(version.as_str()))),
@@ -65,7 +67,7 @@ enum Condition {
 enum Test {
     Exists,
     Equals(Json),
-    OneOf(Vec<Json>),
+    OneOf(BTreeSet<Json>),
     /// `$gt`, `$gte`, `$lt` or `$lte`: the orderings that satisfy it.
     Ordered {
         by: Json,
@@ -91,6 +93,9 @@ impl Filter {
         match json::read(source, FILTER_DEPTH_MAX).map_err(|error| refuse(error.to_string()))? {
             Json::Object(members) => {
                 let conditions = parse_members(&members, &[])?;
+                if conditions.iter().map(Condition::count).sum::<usize>() > CONDITIONS_MAX {
+                    return Err(refuse(format!("a filter has at most {CONDITIONS_MAX} conditions; $in takes many values in one")));
+                }
                 Ok(Filter { source: source.to_owned(), conditions })
             }
             Json::Null | Json::Bool(_) | Json::Number(_) | Json::Text(_) | Json::Array(_) => {
@@ -109,6 +114,14 @@ impl Filter {
 }
 
 impl Condition {
+    fn count(&self) -> usize {
+        match self {
+            Condition::All(inner) | Condition::Any(inner) => inner.iter().map(Condition::count).sum(),
+            Condition::Not(inner) => inner.count(),
+            Condition::At { .. } => 1,
+        }
+    }
+
     fn holds(&self, envelope: &Json) -> bool {
         match self {
             Condition::All(all) => all.iter().all(|condition| condition.holds(envelope)),
@@ -149,7 +162,7 @@ impl Test {
     }
 }
 
-fn parse_members(members: &BTreeMap<String, Json>, path: &[String]) -> Result<Vec<Condition>, FilterError> {
+fn parse_members(members: &Members, path: &[String]) -> Result<Vec<Condition>, FilterError> {
     members
         .iter()
         .map(|(name, value)| {
@@ -211,7 +224,7 @@ fn parse_operator(operator: &str, operand: &Json, path: &[String]) -> Result<Con
         "ne" => Ok(Condition::Not(Box::new(at(Test::Equals(operand.clone()))))),
         "in" => {
             let items = non_empty(operand).ok_or_else(|| refuse("takes a list of at least one value"))?;
-            Ok(at(Test::OneOf(items.to_vec())))
+            Ok(at(Test::OneOf(items.iter().cloned().collect())))
         }
         "gt" => ordered(&[Ordering::Greater]),
         "gte" => ordered(&[Ordering::Greater, Ordering::Equal]),
@@ -368,6 +381,9 @@ mod tests {
             assert_eq!(Filter::parse(filter).unwrap_err().to_string(), error);
         }
         assert!(Filter::parse(&format!(r#"{{"data": "{}"}}"#, "x".repeat(FILTER_BYTES_MAX))).is_err());
+        let many = |count: usize| format!(r#"{{"$or": [{}]}}"#, vec![r#"{"data.a": 1}"#; count].join(","));
+        assert!(Filter::parse(&many(100)).is_ok());
+        assert!(Filter::parse(&many(101)).unwrap_err().problem.starts_with("a filter has at most 100 conditions"));
         let deep = r#"{"$not":"#.repeat(17) + r#"{"data":1}"# + &"}".repeat(17);
         assert_eq!(Filter::parse(&deep).unwrap_err().problem, "nested more than 16 levels deep");
     }

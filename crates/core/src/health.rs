@@ -29,9 +29,23 @@ pub struct Health {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct FailingRun {
     since: Timestamp,
+    last: Timestamp,
+    /// The time from attempt to attempt, of which a long silence counts only [`GAP_MAX`].
+    failing_for: Duration,
     failures: u32,
-    warned: Option<Warning>,
+    told: Option<Told>,
 }
+
+/// What has been said about this run already.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Told {
+    Warning(Warning),
+    GivenUp,
+}
+
+/// The longest wait between two attempts of the default retry policy, and an hour. What is longer was a pause, or nothing
+/// to send, and proves nothing.
+const GAP_MAX: Duration = Duration::from_hours(25);
 
 /// How much of the way to being disabled lies behind.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -44,7 +58,7 @@ pub enum Warning {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum News {
     Failing(Warning),
-    /// Disable it now.
+    /// Disable it now. Whoever enables it again starts with a new [`Health`].
     GiveUp,
     /// It works again, after a warning.
     Recovered,
@@ -55,29 +69,34 @@ impl Health {
     pub fn after(&mut self, now: Timestamp, succeeded: bool, policy: &HealthPolicy) -> Option<News> {
         if succeeded {
             let run = self.run.take()?;
-            return run.warned.map(|_| News::Recovered);
+            return run.told.map(|_| News::Recovered);
         }
-        let run = self.run.get_or_insert(FailingRun { since: now, failures: 0, warned: None });
+        let run =
+            self.run.get_or_insert(FailingRun { since: now, last: now, failing_for: Duration::ZERO, failures: 0, told: None });
         run.failures = run.failures.saturating_add(1);
+        run.failing_for += now.since(run.last).min(GAP_MAX);
+        run.last = now;
         let reached = |tenths: u32| {
             u64::from(run.failures) * 10 >= u64::from(policy.failures_in_a_row) * u64::from(tenths)
-                || now.since(run.since) * 10 >= policy.failing_for * tenths
+                || run.failing_for * 10 >= policy.failing_for * tenths
         };
-        if reached(10) {
-            return Some(News::GiveUp);
-        }
-        let warning = if reached(9) {
-            Warning::NineTenths
+        let telling = if reached(10) {
+            Told::GivenUp
+        } else if reached(9) {
+            Told::Warning(Warning::NineTenths)
         } else if reached(5) {
-            Warning::Half
+            Told::Warning(Warning::Half)
         } else {
             return None;
         };
-        if run.warned >= Some(warning) {
+        if run.told >= Some(telling) {
             return None;
         }
-        run.warned = Some(warning);
-        Some(News::Failing(warning))
+        run.told = Some(telling);
+        Some(match telling {
+            Told::Warning(warning) => News::Failing(warning),
+            Told::GivenUp => News::GiveUp,
+        })
     }
 
     pub fn failing_since(&self) -> Option<Timestamp> {
@@ -90,7 +109,7 @@ impl Health {
 
     /// Unhealthy is what has been warned about, or fails more than half of the time.
     pub fn is_healthy(&self, last_hour: &LastHour, now: Timestamp) -> bool {
-        let warned = self.run.is_some_and(|run| run.warned.is_some());
+        let warned = self.run.is_some_and(|run| run.told.is_some());
         let mostly_failing = last_hour.attempts(now) >= 10 && last_hour.score(now) < 50;
         !warned && !mostly_failing
     }
@@ -174,14 +193,24 @@ mod tests {
     fn five_days_of_failing_are_too_many_even_with_few_attempts() {
         let mut health = Health::default();
         let policy = HealthPolicy::default();
-        assert_eq!(health.after(hour(0), false, &policy), None);
-        assert_eq!(health.after(hour(59), false, &policy), None);
-        assert_eq!(health.after(hour(60), false, &policy), Some(News::Failing(Warning::Half)));
-        assert_eq!(health.after(hour(61), false, &policy), None, "told once");
-        assert_eq!(health.after(hour(108), false, &policy), Some(News::Failing(Warning::NineTenths)));
-        assert_eq!(health.after(hour(119), false, &policy), None);
+        let mut news = vec![];
+        for hours in (0..=120).step_by(12) {
+            if let Some(told) = health.after(hour(hours), false, &policy) {
+                news.push((hours, told));
+            }
+        }
+        assert_eq!(news, [(60, News::Failing(Warning::Half)), (108, News::Failing(Warning::NineTenths)), (120, News::GiveUp)]);
         assert_eq!(health.failing_since(), Some(hour(0)));
-        assert_eq!(health.after(hour(120), false, &policy), Some(News::GiveUp));
+        assert_eq!(health.after(hour(121), false, &policy), None, "told once");
+    }
+
+    #[test]
+    fn i29_time_without_attempts_proves_nothing() {
+        let mut health = Health::default();
+        let policy = HealthPolicy::default();
+        for month in 0..4 {
+            assert_ne!(health.after(hour(month * 24 * 30), false, &policy), Some(News::GiveUp));
+        }
     }
 
     #[test]

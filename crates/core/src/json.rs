@@ -7,20 +7,51 @@
 //! Here numbers are compared exactly as decimals, and every valid text can be read.
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
 
 /// Deep enough for any real payload, and small enough for everybody's parser.
 pub const DEPTH_MAX: usize = 64;
 
 /// A JSON value. Of members with the same name the last one counts.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Json {
     Null,
     Bool(bool),
     Number(Number),
     Text(String),
     Array(Vec<Json>),
-    Object(BTreeMap<String, Json>),
+    Object(Members),
+}
+
+/// The members of an object, by name. A list rather than a tree: a payload of a million tiny objects stays small.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Default, Debug)]
+pub struct Members(Vec<(String, Json)>);
+
+impl Members {
+    pub fn get(&self, name: &str) -> Option<&Json> {
+        let at = self.0.binary_search_by(|(known, _)| known.as_str().cmp(name)).ok()?;
+        Some(&self.0[at].1)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &(String, Json)> {
+        self.0.iter()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// Of members with the same name the last one counts.
+impl FromIterator<(String, Json)> for Members {
+    fn from_iter<I: IntoIterator<Item = (String, Json)>>(members: I) -> Members {
+        let mut list: Vec<(String, Json)> = members.into_iter().collect();
+        list.reverse();
+        // Stable: of equal names the last one written is now the first.
+        list.sort_by(|a, b| a.0.cmp(&b.0));
+        list.dedup_by(|later, kept| later.0 == kept.0);
+        list.shrink_to_fit();
+        Members(list)
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -145,7 +176,7 @@ struct Tree;
 impl Build for Tree {
     type Value = Json;
     type Items = Vec<Json>;
-    type Members = BTreeMap<String, Json>;
+    type Members = Vec<(String, Json)>;
     fn null() -> Json {
         Json::Null
     }
@@ -161,14 +192,14 @@ impl Build for Tree {
     fn item(items: &mut Vec<Json>, value: Json) {
         items.push(value);
     }
-    fn member(members: &mut BTreeMap<String, Json>, raw_name: &str, value: Json) {
-        members.insert(unescape(raw_name), value);
+    fn member(members: &mut Vec<(String, Json)>, raw_name: &str, value: Json) {
+        members.push((unescape(raw_name), value));
     }
     fn array(items: Vec<Json>) -> Json {
         Json::Array(items)
     }
-    fn object(members: BTreeMap<String, Json>) -> Json {
-        Json::Object(members)
+    fn object(members: Vec<(String, Json)>) -> Json {
+        Json::Object(members.into_iter().collect())
     }
 }
 
@@ -455,7 +486,10 @@ mod tests {
 
     #[test]
     fn of_two_members_with_one_name_the_last_counts() {
-        assert_eq!(read(r#"{"a":1,"\u0061":2}"#, 1), read(r#"{"a":2}"#, 1));
+        assert_eq!(read(r#"{"a":1,"b":0,"\u0061":2}"#, 1), read(r#"{"b":0,"a":2}"#, 1));
+        let Ok(Json::Object(members)) = read(r#"{"a":1,"b":0,"a":2,"a":3}"#, 1) else { panic!("an object") };
+        assert_eq!(members.get("a"), Some(&Json::Number(number("3"))));
+        assert_eq!(members.iter().count(), 2);
     }
 
     fn json_like() -> impl Strategy<Value = String> {

@@ -5,16 +5,15 @@ use std::time::Duration;
 use crate::bucket::RateLimit;
 use crate::endpoint::PolicyOverrides;
 use crate::id::TenantId;
+use crate::text::TextError;
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct Tenant {
     pub id: TenantId,
-    /// Its share of the machine beside other tenants: one with weight 2 gets twice as much as one with 1.
-    pub weight: u32,
-    pub max_in_flight: u32,
+    pub share: Share,
     /// Over all its endpoints together.
     pub rate_limit: Option<RateLimit>,
-    pub retention: Duration,
+    pub retention: Retention,
     /// What its endpoints inherit.
     pub defaults: PolicyOverrides,
 }
@@ -24,11 +23,79 @@ impl Tenant {
     pub fn new(id: TenantId) -> Tenant {
         Tenant {
             id,
-            weight: 1,
-            max_in_flight: 256,
+            share: Share::default(),
             rate_limit: None,
-            retention: Duration::from_hours(30 * 24),
+            retention: Retention::default(),
             defaults: PolicyOverrides::default(),
         }
+    }
+}
+
+/// Its part of the machine beside other tenants.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Share {
+    weight: u32,
+    max_in_flight: u32,
+}
+
+impl Share {
+    /// Zero of either would mean never, which is what pausing is for.
+    pub fn new(weight: u32, max_in_flight: u32) -> Result<Share, TextError> {
+        if !(1..=1000).contains(&weight) {
+            return Err(TextError { rule: "weight is 1 to 1,000" });
+        }
+        if !(1..=100_000).contains(&max_in_flight) {
+            return Err(TextError { rule: "max_in_flight is 1 to 100,000" });
+        }
+        Ok(Share { weight, max_in_flight })
+    }
+
+    /// One with weight 2 gets twice as much as one with 1.
+    pub fn weight(self) -> u32 {
+        self.weight
+    }
+
+    pub fn max_in_flight(self) -> u32 {
+        self.max_in_flight
+    }
+}
+
+impl Default for Share {
+    fn default() -> Share {
+        Share { weight: 1, max_in_flight: 256 }
+    }
+}
+
+/// How long what has ended is kept.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Retention(u32);
+
+impl Retention {
+    pub fn days(days: u32) -> Result<Retention, TextError> {
+        if (1..=365).contains(&days) { Ok(Retention(days)) } else { Err(TextError { rule: "retention_days is 1 to 365" }) }
+    }
+
+    pub fn as_duration(self) -> Duration {
+        Duration::from_hours(u64::from(self.0) * 24)
+    }
+}
+
+impl Default for Retention {
+    fn default() -> Retention {
+        Retention(30)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_can_be_given_a_share_of_nothing() {
+        assert!(Share::new(0, 1).is_err());
+        assert!(Share::new(1, 0).is_err());
+        assert!(Share::new(1000, 100_000).is_ok());
+        assert!(Retention::days(0).is_err());
+        assert_eq!(Retention::default().as_duration(), Duration::from_hours(720));
     }
 }

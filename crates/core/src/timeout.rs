@@ -180,6 +180,16 @@ impl Adaptive {
         }
     }
 
+    /// The same for a probe, which waits at least as long as the default. A receiver that has become slower than its
+    /// timeout would otherwise fail every probe, and its circuit would never close to let anything be learned.
+    pub fn in_force_for_probe(&self, mode: Mode, rules: &TimeoutRules) -> Duration {
+        let (timeout, method) = self.in_force(mode, rules);
+        match method {
+            Method::Manual => timeout,
+            Method::Default | Method::Adaptive => timeout.max(rules.default),
+        }
+    }
+
     /// What was learned last, for showing.
     pub fn learned(&self) -> Option<&Learned> {
         self.learned.as_ref()
@@ -198,7 +208,11 @@ impl Adaptive {
         let p99 = percentile(99);
         let computed = rules.from_p99(p99);
         let from = self.in_force(Mode::Adaptive, rules).0;
-        let to = self.step_towards(now, computed, from, evidence.last_day);
+        let to = match trigger {
+            // Whatever a spike is, it is no reason to wait less.
+            Trigger::Spike if computed <= from => from,
+            Trigger::Spike | Trigger::Daily => self.step_towards(now, computed, from, evidence.last_day),
+        };
         self.learned = Some(Learned {
             timeout: to,
             p50: percentile(50),
@@ -229,11 +243,14 @@ impl Adaptive {
         let step = if may_go_all_the_way { computed } else { computed.max(least) };
         if step < present {
             self.descent = Descent::Shortened { since: now, before: present, tally_before, half_way: computed < step };
+        } else {
+            // The value has been reached: the next shortening is a first step again.
+            self.descent = Descent::None;
         }
         step
     }
 
-    /// Looks back at a shortening. `after` counts the attempts since [`Adaptive::shortened_at`], at most 24 hours of them.
+    /// Looks back at a shortening; every hour while [`Adaptive::shortened_at`] names one. `after` counts the attempts since [`Adaptive::shortened_at`], at most 24 hours of them.
     /// Answers the value that applies again, if it was undone.
     pub fn review(&mut self, now: Timestamp, after: Tally) -> Option<Duration> {
         let Descent::Shortened { before, tally_before, .. } = self.descent else { return None };
@@ -316,6 +333,39 @@ mod tests {
         assert_eq!(daily(&mut adaptive, day(8), 1_000), 2_000, "and then all the way");
         assert_eq!(daily(&mut adaptive, day(9), 500), 2_000, "which begins a new week");
         assert_eq!(daily(&mut adaptive, day(15), 500), 1_500, "and a new first step");
+    }
+
+    #[test]
+    fn a_value_that_was_reached_by_itself_begins_a_new_first_step() {
+        let mut adaptive = Adaptive::default();
+        assert_eq!(daily(&mut adaptive, day(1), 1_000), 7_500);
+        assert_eq!(daily(&mut adaptive, day(8), 4_667), 7_500, "the receiver has become as slow as that");
+        assert_eq!(daily(&mut adaptive, day(9), 1_000), 5_625);
+    }
+
+    #[test]
+    fn a_probe_waits_at_least_for_the_default_unless_a_person_said_otherwise() {
+        let mut adaptive = Adaptive::default();
+        daily(&mut adaptive, day(1), 1_000);
+        assert_eq!(adaptive.in_force(Mode::Adaptive, &RULES).0, Duration::from_millis(7_500));
+        assert_eq!(adaptive.in_force_for_probe(Mode::Adaptive, &RULES), Duration::from_secs(10));
+        let pinned = Mode::Manual(Pinned::new(Duration::from_secs(2)).unwrap());
+        assert_eq!(adaptive.in_force_for_probe(pinned, &RULES), Duration::from_secs(2));
+        daily(&mut adaptive, day(2), 15_000);
+        assert_eq!(adaptive.in_force_for_probe(Mode::Adaptive, &RULES), Duration::from_secs(23));
+    }
+
+    #[test]
+    fn a_spike_never_shortens() {
+        let mut adaptive = Adaptive::default();
+        let evidence = Evidence {
+            endpoint_created_at: day(0),
+            successes: &sketch(100, 10_000),
+            timeouts: &sketch(10_000, 30),
+            last_day: Tally { attempts: 10_030, timeouts: 30 },
+        };
+        assert_eq!(adaptive.recompute(day(2), Trigger::Spike, &evidence, &RULES), Change::Unchanged);
+        assert_eq!(adaptive.in_force(Mode::Adaptive, &RULES).0, Duration::from_secs(10));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The one place where a delivery is tried: build, post, judge, record.
 
 use posthaste_core::delivery::{Outcome, judge};
-use posthaste_core::id::{AttemptId, DeliveryId};
+use posthaste_core::id::AttemptId;
 use posthaste_core::time::Timestamp;
 use posthaste_sender::request::{self, Secret, Try};
 use posthaste_sender::{Client, Posted};
@@ -10,10 +10,10 @@ use posthaste_store::{AttemptRecord, Due, Error, Recorded, Store};
 use crate::{Options, STORE_PAUSE};
 
 /// Tries it once and sees to it that the result is remembered.
-pub(crate) async fn attempt(store: Store, client: Client, options: Options, due: Due) -> DeliveryId {
+pub(crate) async fn attempt(store: Store, client: Client, options: Options, due: Due) {
     let number = due.attempts + 1;
     let attempted_at = store.now();
-    let posted = send(&client, &options, &due, number, attempted_at).await;
+    let posted = send(&client, &options, &due, number, store.wall_clock()).await;
     let now = store.now();
     let verdict = judge(now, due.delivery, number, &posted.outcome, &options.retry);
     let Posted { outcome, response_time, preview, error } = posted;
@@ -36,7 +36,7 @@ pub(crate) async fn attempt(store: Store, client: Client, options: Options, due:
     // Until this is remembered the delivery must not be tried again, so it stays in flight.
     loop {
         match store.record(recorded.clone()).await {
-            Ok(()) | Err(Error::MovedOn) => return due.delivery,
+            Ok(()) | Err(Error::MovedOn) => return,
             Err(error) => tracing::error!(delivery = %due.delivery, %error, "an attempt could not be recorded yet"),
         }
         tokio::time::sleep(STORE_PAUSE).await;

@@ -69,13 +69,15 @@ impl Client {
 }
 
 fn asked_to_wait(response: &Response<Incoming>, now: Timestamp) -> Option<Duration> {
-    let value = response.headers().get(RETRY_AFTER)?.to_str().ok()?;
-    retry_after::parse(value, now)
+    let mut values = response.headers().get_all(RETRY_AFTER).iter();
+    // Two of them contradict each other, and then none counts.
+    let (Some(value), None) = (values.next(), values.next()) else { return None };
+    retry_after::parse(value.to_str().ok()?, now)
 }
 
 fn class_of(error: &legacy::Error) -> Outcome {
     match error.source().and_then(|source| source.downcast_ref::<ConnectError>()) {
-        Some(ConnectError::Blocked(_)) => Outcome::Blocked,
+        Some(ConnectError::Blocked) => Outcome::Blocked,
         Some(ConnectError::Failed(failure, _)) => Outcome::NotSent(*failure),
         None if error.is_connect() => Outcome::NotSent(NoConnection::Connect),
         None => Outcome::Silent(Silence::Reset),
@@ -103,5 +105,8 @@ async fn preview(mut body: Incoming) -> Option<String> {
         }
     };
     let _ = tokio::time::timeout(PREVIEW_TIME_MAX, read).await;
-    (!kept.is_empty()).then(|| String::from_utf8_lossy(&kept).into_owned())
+    let mut text = String::from_utf8_lossy(&kept).into_owned();
+    // What was not UTF-8 has grown.
+    text.truncate(text.floor_char_boundary(RESPONSE_PREVIEW_BYTES_MAX));
+    (!text.is_empty()).then_some(text)
 }

@@ -25,14 +25,15 @@ pub(crate) struct GuardedConnector {
 #[derive(Debug)]
 pub(crate) enum ConnectError {
     /// One of the addresses is not permitted. All must be, or a name could mix them.
-    Blocked(SocketAddr),
+    Blocked,
     Failed(NoConnection, std::io::Error),
 }
 
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ConnectError::Blocked(address) => write!(f, "{} is not an address that deliveries may go to", address.ip()),
+            // Which address it was is the operator's business: a tenant could read out internal names.
+            ConnectError::Blocked => f.write_str("the address is not one that deliveries may go to"),
             ConnectError::Failed(NoConnection::Dns, error) => write!(f, "the name could not be resolved: {error}"),
             ConnectError::Failed(NoConnection::Connect | NoConnection::Tls, error) => write!(f, "could not connect: {error}"),
         }
@@ -45,10 +46,13 @@ impl GuardedConnector {
     async fn connect(self, uri: Uri) -> Result<Guarded, ConnectError> {
         let dns = |error| ConnectError::Failed(NoConnection::Dns, error);
         let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
-        let port = uri.port_u16().unwrap_or(80);
+        let port = match uri.port() {
+            None => 80,
+            Some(port) => port.as_u16(),
+        };
         let addresses: Vec<SocketAddr> = lookup_host((host, port)).await.map_err(dns)?.collect();
-        if let Some(forbidden) = addresses.iter().find(|address| !self.egress.permits(address.ip())) {
-            return Err(ConnectError::Blocked(*forbidden));
+        if addresses.iter().any(|address| !self.egress.permits(address.ip())) {
+            return Err(ConnectError::Blocked);
         }
         let first = addresses.first().ok_or_else(|| dns(std::io::Error::other("no address")))?;
         let stream = TcpStream::connect(first).await.map_err(|error| ConnectError::Failed(NoConnection::Connect, error))?;

@@ -47,6 +47,20 @@ async fn an_answer_is_its_status_with_the_beginning_of_its_body() {
 }
 
 #[tokio::test]
+async fn two_wishes_to_wait_are_none() {
+    let posted = post_to(b"HTTP/1.1 429 Busy\r\nRetry-After: 7\r\nRetry-After: 9\r\nContent-Length: 0\r\n\r\n", false).await;
+    assert_eq!(posted.outcome, Outcome::Answered { status: 429, retry_after: None });
+}
+
+#[tokio::test]
+async fn a_preview_is_at_most_four_kibibytes_even_of_what_is_not_text() {
+    const BODY: [u8; 9000] = [0xff; 9000];
+    let answer: &[u8] = &[b"HTTP/1.1 200 OK\r\nContent-Length: 9000\r\n\r\n", &BODY[..]].concat();
+    let posted = post_to(Box::leak(answer.into()), false).await;
+    assert!(posted.preview.unwrap().len() <= 4096);
+}
+
+#[tokio::test]
 async fn a_redirect_is_an_answer_and_is_not_followed() {
     let posted = post_to(b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n", false).await;
     assert_eq!(posted.outcome, Outcome::Answered { status: 302, retry_after: None });

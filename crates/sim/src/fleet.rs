@@ -361,16 +361,17 @@ impl World {
                     self.housekeeping(now);
                 }
                 if now.as_millis() % 86_400_000 == 0 && now >= day(0) + self.end.since(day(0)) / 2 {
-                    self.report.timeouts_in_force.push(self.timeout());
+                    self.report.timeouts_in_force.push(self.timeout(false));
                 }
                 self.wake_at(now + Duration::from_mins(1), Wake::Minute);
             }
         }
     }
 
-    fn timeout(&self) -> Duration {
+    fn timeout(&self, is_probe: bool) -> Duration {
         match self.arm {
             Arm::Fixed => self.rules.default,
+            Arm::Adaptive if is_probe => self.adaptive.in_force_for_probe(Mode::Adaptive, &self.rules),
             Arm::Adaptive => self.adaptive.in_force(Mode::Adaptive, &self.rules).0,
         }
     }
@@ -389,7 +390,7 @@ impl World {
             }
             let (delivery, attempt) = self.waiting.pop_front().expect("just seen");
             self.in_flight += 1;
-            let patience = self.timeout();
+            let patience = self.timeout(was_probe);
             let (takes, ended) = match self.destination.answer(now, delivery, attempt) {
                 Some((takes, outcome)) if takes <= patience => match outcome {
                     Outcome::Answered { status, .. } => (takes, Ended::Status(status)),
@@ -437,7 +438,7 @@ impl World {
             }
         }
         match verdict {
-            Verdict::RetryAt { at, .. } => self.wake_at(at, Wake::Due { delivery, attempt: attempt + 1 }),
+            Verdict::RetryAt(at) => self.wake_at(at, Wake::Due { delivery, attempt: attempt + 1 }),
             Verdict::Delivered | Verdict::Dead(_) => {}
         }
     }

@@ -101,12 +101,14 @@ pub struct DeliveryRow {
 /// Sorted by what a caller can do.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nothing was written. Trying again is safe.
+    /// Nothing is known to have been written. Trying again is safe.
     #[error("the database is busy or unreachable")]
     Unavailable(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// A row broke a promise that this code makes. A person has to look.
     #[error("stored {what} is not readable")]
     Corrupt { what: &'static str },
+    #[error("the database was written by a newer version of Posthaste; run that version, or a later one")]
+    TooNew,
     /// Another attempt of this number has been recorded, or the delivery has ended. Nothing was changed.
     #[error("the delivery has moved on")]
     MovedOn,

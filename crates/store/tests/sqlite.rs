@@ -184,6 +184,15 @@ async fn an_endpoint_that_is_gone_is_disabled_with_the_attempt_that_said_so() {
 }
 
 #[tokio::test]
+async fn i42_a_database_of_a_newer_version_is_refused() {
+    let scratch = Scratch::new("newer");
+    drop(Store::open(&scratch.0).unwrap());
+    let outside = rusqlite::Connection::open(scratch.0.join("posthaste.db")).unwrap();
+    outside.pragma_update(None, "user_version", 1000).unwrap();
+    assert!(matches!(Store::open(&scratch.0), Err(Error::TooNew)));
+}
+
+#[tokio::test]
 async fn a_paused_endpoint_keeps_its_deliveries_waiting() {
     let scratch = Scratch::new("paused");
     let store = Store::open(&scratch.0).unwrap();

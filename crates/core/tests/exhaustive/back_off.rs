@@ -12,6 +12,7 @@ use proptest::prelude::*;
 #[derive(Debug, Clone)]
 struct Case {
     policy: RetryPolicy,
+    max_attempts: u32,
     delivery: u128,
     attempt: u32,
     now: i64,
@@ -54,6 +55,7 @@ fn case() -> impl Strategy<Value = Case> {
     (back(), 1u32..=50, any::<u128>(), 1u32..=55, 0i64..4_000_000_000_000, outcome()).prop_map(
         |(back, max_attempts, delivery, attempt, now, outcome)| Case {
             policy: RetryPolicy::new(back, max_attempts, BTreeSet::new()).unwrap(),
+            max_attempts,
             delivery,
             attempt,
             now,
@@ -94,28 +96,58 @@ proptest! {
         let delivery = DeliveryId::from_bytes(case.delivery.to_be_bytes());
         let now = Timestamp::from_millis(case.now);
         let verdict = delivery::judge(now, delivery, case.attempt, &case.outcome, &case.policy);
-        let listed = match case.policy.strategy() {
-            Back::Schedule { delays, .. } => delays.len() + 1,
-            Back::Exponential { .. } => usize::MAX,
+        let asked = match case.outcome {
+            Outcome::Answered { status: 429 | 503, retry_after } => retry_after.map(|wait| wait.as_secs_f64() * 1000.0),
+            Outcome::Answered { .. } | Outcome::NotSent(_) | Outcome::Silent(_) | Outcome::Blocked => None,
         };
-        let last = case.policy.max_attempts().min(u32::try_from(listed).unwrap_or(u32::MAX));
+        let lane = delivery::lane_hold(now, &case.outcome).map(|until| until.since(now).as_secs_f64() * 1000.0);
+        prop_assert_eq!(lane, asked.map(|wait| wait.min(900_000.0)), "the lane is held whatever becomes of the delivery");
+        let last = match case.policy.strategy() {
+            Back::Schedule { delays, .. } => case.max_attempts.min(u32::try_from(delays.len()).unwrap() + 1),
+            Back::Exponential { .. } => case.max_attempts,
+        };
         if case.attempt >= last {
             prop_assert_eq!(verdict, Verdict::Dead(DeadReason::MaxAttemptsExceeded));
             return Ok(());
         }
-        let Verdict::RetryAt { at, hold_lane_until } = verdict else { panic!("{verdict:?}") };
-        let asked = match case.outcome {
-            Outcome::Answered { status: 429 | 503, retry_after } => retry_after.map(|wait| wait.as_secs_f64().min(86_400.0) * 1000.0),
-            Outcome::Answered { .. } | Outcome::NotSent(_) | Outcome::Silent(_) | Outcome::Blocked => None,
-        };
+        let Verdict::RetryAt(at) = verdict else { panic!("{verdict:?}") };
+        let asked = asked.unwrap_or(0.0).min(86_400_000.0);
         let (low, high) = bounds(case.policy.strategy(), case.attempt);
-        let (low, high) = (low.max(asked.unwrap_or(0.0)), high.max(asked.unwrap_or(0.0)));
+        let (low, high) = (low.max(asked), high.max(asked));
         let wait = at.since(now).as_secs_f64() * 1000.0;
         // Whole milliseconds, and a billionth for the order in which floating point multiplied.
         prop_assert!(wait >= low - 1.001 - low * 1e-9, "{} is below {}", wait, low);
         prop_assert!(wait <= high + 1.001 + high * 1e-9, "{} is above {}", wait, high);
-        let lane = hold_lane_until.map(|until| until.since(now).as_secs_f64() * 1000.0);
-        prop_assert_eq!(lane, asked.map(|wait| wait.min(900_000.0)));
+        // Decorrelated: at most three times the delay before, which can be asked for too.
+        if let Back::Exponential { base, cap, jitter: Jitter::Decorrelated, .. } = case.policy.strategy() {
+            let before = if case.attempt == 1 { *base } else { case.policy.delay_after(delivery, case.attempt - 1).unwrap() };
+            let delay = case.policy.delay_after(delivery, case.attempt).unwrap();
+            prop_assert!(delay <= (before * 3).min(*cap));
+        }
         prop_assert_eq!(delivery::judge(now, delivery, case.attempt, &case.outcome, &case.policy), verdict, "the same every time");
+    }
+}
+
+/// Bounds alone would be kept by a jitter that always draws the same: each kind fills its range.
+#[test]
+fn every_jitter_spreads_over_its_whole_range() {
+    for (jitter, low, high) in [
+        (Jitter::Full, 0, 4000),
+        (Jitter::Equal, 2000, 4000),
+        (Jitter::Proportional { percent: 50 }, 2000, 6000),
+        (Jitter::Decorrelated, 1000, 27_000),
+    ] {
+        let back = Back::Exponential { base: Duration::from_secs(1), factor: 2.0, cap: Duration::from_hours(1), jitter };
+        let policy = RetryPolicy::new(back, 10, BTreeSet::new()).unwrap();
+        let mut delays: Vec<u128> =
+            (0..20_000u128).map(|n| policy.delay_after(DeliveryId::from_bytes(n.to_be_bytes()), 3).unwrap().as_millis()).collect();
+        delays.sort_unstable();
+        let span = high - low;
+        assert!(delays[0] <= low + span / 50, "{jitter:?} reaches down: {}", delays[0]);
+        assert!(delays[delays.len() - 1] >= high - span / 10, "{jitter:?} reaches up: {}", delays[delays.len() - 1]);
+        if jitter != Jitter::Decorrelated {
+            let middle = delays[delays.len() / 2];
+            assert!(middle.abs_diff(low + span / 2) < span / 50, "{jitter:?} is even: {middle}");
+        }
     }
 }

@@ -241,7 +241,23 @@ proptest! {
                 window(*start, *end, days)
             })
             .collect();
-        let Some(schedule) = schedule(name, &windows) else { return Ok(()) };
+        // It is refused if, and only if, no minute of the week is open.
+        let is_open = |minute: i64| {
+            let covers = |window: &Window| {
+                let (start, end) = (i64::from(window.start.minute_of_day()), i64::from(window.end.minute_of_day()));
+                let length = if start < end { end - start } else { end + 1440 - start };
+                (0..7usize).filter(|day| window.days.has(*day)).any(|day| {
+                    let from = i64::try_from(day).unwrap() * 1440 + start;
+                    (minute - from).rem_euclid(7 * 1440) < length
+                })
+            };
+            !windows.iter().any(covers)
+        };
+        let Some(schedule) = schedule(name, &windows) else {
+            prop_assert!(!(0..7 * 1440).any(is_open), "refused although it opens");
+            return Ok(());
+        };
+        prop_assert!((0..7 * 1440).any(is_open), "accepted although it never opens");
         for at in moments {
             let expected = phase(&oracle.quiet_near(&windows, at.div_euclid(1000)), at);
             prop_assert_eq!(schedule.at(Timestamp::from_millis(at)), expected, "{} at {}", name, Timestamp::from_millis(at).to_rfc3339());

@@ -84,7 +84,7 @@ impl Store {
     }
 }
 
-// A disabled or paused endpoint's deliveries wait without being looked at.
+// A disabled or paused endpoint's deliveries are passed over.
 const SELECT_DUE: &str =
     "SELECT d.id AS delivery, d.attempts, d.event, e.type, e.version, e.timestamp_ms, e.accepted_at_ms, e.data,
                                  e.digest, e.labels, p.*

@@ -7,9 +7,11 @@ mod migrations;
 mod row;
 mod writer;
 
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
+use parking_lot::Mutex;
 use posthaste_core::id::{Sequence, Unique};
 use posthaste_core::time::Timestamp;
 use rusqlite::Connection;
@@ -36,14 +38,19 @@ struct Inner {
 impl Store {
     /// Opens the database in this directory, making both if they are not there.
     pub fn open(data_dir: &Path) -> Result<Store, Error> {
-        std::fs::create_dir_all(data_dir).map_err(|error| Error::Unavailable(error.into()))?;
+        // Secrets are in there.
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(data_dir)
+            .map_err(|error| Error::Unavailable(error.into()))?;
         let path = data_dir.join("posthaste.db");
         let mut connection = connect(&path)?;
         migrations::run(&mut connection)?;
         Ok(Store(Arc::new(Inner {
             writer: Writer::start(connection),
             reader: Mutex::new(connect(&path)?),
-            clock: Clock::default(),
+            clock: Clock::new(),
             ids: Mutex::new(Sequence::default()),
             news: watch::Sender::new(0),
         })))
@@ -54,10 +61,14 @@ impl Store {
         self.0.clock.now()
     }
 
+    /// What the wall clock shows, for signatures: it may jump.
+    pub fn wall_clock(&self) -> Timestamp {
+        Clock::wall()
+    }
+
     /// The raw material of a new id.
     pub fn unique(&self) -> Unique {
-        let mut ids = self.0.ids.lock().expect("nothing panics while holding it");
-        ids.next(self.now(), rand::random())
+        self.0.ids.lock().next(self.now(), rand::random())
     }
 
     /// Changes whenever there are new deliveries.
@@ -71,9 +82,7 @@ impl Store {
         query: impl FnOnce(&Connection) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         let inner = Arc::clone(&self.0);
-        tokio::task::spawn_blocking(move || query(&inner.reader.lock().expect("a query that panicked is a bug")))
-            .await
-            .map_err(|error| Error::Unavailable(error.into()))?
+        tokio::task::spawn_blocking(move || query(&inner.reader.lock())).await.map_err(|error| Error::Unavailable(error.into()))?
     }
 }
 

@@ -1,5 +1,6 @@
 //! The one thread that writes. Callers that arrive during a commit share the next one.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::mpsc;
 
 use rusqlite::Connection;
@@ -78,7 +79,9 @@ fn write_groups(connection: &Connection, inbox: &mpsc::Receiver<Job>) {
 
 fn in_savepoint<T>(connection: &Connection, verb: impl FnOnce(&Connection) -> Result<T, Error>) -> Result<T, Error> {
     connection.execute_batch("SAVEPOINT verb")?;
-    let result = verb(connection);
+    // A verb that panics must not take the only writer with it.
+    let result = std::panic::catch_unwind(AssertUnwindSafe(|| verb(connection)))
+        .unwrap_or_else(|_| Err(Error::Unavailable("a write panicked".into())));
     if result.is_err() {
         connection.execute_batch("ROLLBACK TO verb")?;
     }
