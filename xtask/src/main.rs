@@ -26,6 +26,13 @@ enum Task {
         #[arg(long)]
         fast: bool,
     },
+    /// Run worlds from seeds and check the promises: [SEED | --seeds N] [--plant NAME] [--list-plants]
+    Sim {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Measure the scheduler alone, with few lanes and with many
+    BenchScheduler,
     /// Simulate adaptive timeouts against a fixed one, over a fleet of destinations
     Fleet {
         /// Passed on: --seed N, --destinations N, --days N, --busier N
@@ -37,9 +44,9 @@ enum Task {
 fn main() -> ExitCode {
     let result = match Arguments::parse().task {
         Task::Check { fast } => check::run(fast),
-        Task::Fleet { arguments } => {
-            run(cargo(&["run", "--release", "--quiet", "--package", "posthaste-sim", "--"]).args(arguments))
-        }
+        Task::Sim { arguments } => simulator("sim", &arguments),
+        Task::BenchScheduler => simulator("scheduler", &[]),
+        Task::Fleet { arguments } => simulator("fleet", &arguments),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -48,6 +55,10 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn simulator(command: &str, arguments: &[String]) -> anyhow::Result<()> {
+    run(cargo(&["run", "--release", "--quiet", "--package", "posthaste-sim", "--", command]).args(arguments))
 }
 
 /// The top of the repository.

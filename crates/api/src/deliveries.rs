@@ -2,7 +2,7 @@
 
 use axum::Json as Answer;
 use axum::extract::State;
-use posthaste_core::admission::{Facts, Standing, explain};
+use posthaste_core::admission::{Facts, LaneFacts, Standing, explain};
 use posthaste_core::delivery::{NoConnection, Outcome, Silence, State as DeliveryState};
 use posthaste_core::id::DeliveryId;
 use posthaste_core::time::Timestamp;
@@ -72,7 +72,15 @@ async fn find(app: &App, id: &str) -> Result<DeliveryRow, Problem> {
 }
 
 fn view(row: &DeliveryRow, now: Timestamp) -> DeliveryView {
-    let facts = Facts { state: row.state, attempts: row.attempts, is_in_flight: false, endpoint: row.endpoint_status };
+    let facts = Facts {
+        state: row.state,
+        attempts: row.attempts,
+        is_in_flight: false,
+        event_type: &row.event_type,
+        is_priority: false,
+        is_head_of_key: true,
+        lane: LaneFacts::of(row.endpoint_status),
+    };
     let mut view = DeliveryView {
         id: row.id.to_string(),
         event: row.event.to_string(),

@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use crate::delivery::Outcome;
+use crate::plant::{self, Plant};
 use crate::time::Timestamp;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -123,6 +124,9 @@ impl Breaker {
         match *self {
             Breaker::Closed { .. } => Permission::Go,
             Breaker::Open { probe_at, .. } if probe_at <= now => Permission::Probe,
+            Breaker::Open { probe_at, .. } if plant::is(Plant::ProbeTooEarly) && probe_at <= now + Duration::from_secs(10) => {
+                Permission::Probe
+            }
             Breaker::Open { probe_at, .. } => Permission::Wait { until: probe_at },
             Breaker::HalfOpen { .. } => Permission::AwaitProbe,
         }
@@ -141,12 +145,13 @@ impl Breaker {
     /// requests that were under way when the circuit opened are late news, and change nothing while it is open.
     #[must_use]
     pub fn after(self, now: Timestamp, signal: Signal, was_probe: bool, policy: &CircuitPolicy) -> (Breaker, Option<Transition>) {
+        let was_probe = was_probe || plant::is(Plant::LateAnswerClosesCircuit);
         let open = |since, failures| Breaker::Open { since, probe_at: now + policy.probe_interval, failures };
         match (self, signal) {
             (Breaker::Closed { .. }, Signal::Works) => (Breaker::Closed { failures: 0 }, None),
             (Breaker::Closed { failures }, Signal::Fails) => {
                 let failures = failures.saturating_add(1);
-                if failures >= policy.failure_threshold {
+                if failures >= policy.failure_threshold && !plant::is(Plant::CircuitNeverOpens) {
                     (open(now, failures), Some(Transition::Opened))
                 } else {
                     (Breaker::Closed { failures }, None)
@@ -304,6 +309,17 @@ mod tests {
             120s: 204 probe -> Closed failures 0
         "]],
         );
+    }
+
+    #[test]
+    fn while_a_probe_is_on_its_way_only_its_own_answer_counts() {
+        let policy = CircuitPolicy::default();
+        let at = |seconds: i64| Timestamp::from_millis(seconds * 1000);
+        let probing = Breaker::Open { since: at(0), probe_at: at(60), failures: 5 }.probing(at(60));
+        for late in [Signal::Works, Signal::Fails, Signal::Neither] {
+            assert_eq!(probing.after(at(61), late, false, &policy), (probing, None), "{late:?}");
+        }
+        assert_eq!(probing.after(at(61), Signal::Works, true, &policy).1, Some(Transition::Closed));
     }
 
     #[test]

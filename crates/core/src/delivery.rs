@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use crate::id::DeliveryId;
+use crate::plant::{self, Plant};
 use crate::retry::RetryPolicy;
 use crate::retry_after::{LANE_HOLD_MAX, RETRY_AFTER_MAX};
 use crate::time::Timestamp;
@@ -132,9 +133,17 @@ impl Verdict {
         }
     }
 
+    /// When it is tried again, if it is.
+    pub fn retry_at(self) -> Option<Timestamp> {
+        match self {
+            Verdict::RetryAt(at) => Some(at),
+            Verdict::Delivered | Verdict::Dead(_) => None,
+        }
+    }
+
     /// A 410 ends more than the delivery: the endpoint is disabled with it.
     pub fn disables_endpoint(self) -> bool {
-        self == Verdict::Dead(DeadReason::EndpointGone)
+        self == Verdict::Dead(DeadReason::EndpointGone) && !plant::is(Plant::GoneDoesNotDisable)
     }
 }
 
@@ -158,6 +167,7 @@ impl Outcome {
                 408 | 409 | 425 | 429 => Class::Temporary,
                 400..=499 if policy.also_statuses().contains(status) => Class::Temporary,
                 410 => Class::Gone,
+                300..=499 if plant::is(Plant::NotFoundIsRetried) => Class::Temporary,
                 300..=499 => Class::Permanent,
                 // 5xx, and statuses that no final answer should have.
                 _ => Class::Temporary,
@@ -185,7 +195,8 @@ pub fn judge(now: Timestamp, delivery: DeliveryId, attempt: u32, outcome: &Outco
         Class::Temporary => match policy.delay_after(delivery, attempt) {
             None => Verdict::Dead(DeadReason::MaxAttemptsExceeded),
             Some(delay) => {
-                let asked = outcome.wait_asked_for().unwrap_or(Duration::ZERO);
+                let asked = outcome.wait_asked_for().filter(|_| !plant::is(Plant::RetryAfterIgnored)).unwrap_or(Duration::ZERO);
+                let delay = if plant::is(Plant::RetryTooEarly) { delay / 2 } else { delay };
                 Verdict::RetryAt(now + delay.max(asked.min(RETRY_AFTER_MAX)))
             }
         },
@@ -195,7 +206,8 @@ pub fn judge(now: Timestamp, delivery: DeliveryId, attempt: u32, outcome: &Outco
 /// Until when nothing else is sent there either, because the receiver asked to be left alone; also where it was the
 /// delivery's last attempt.
 pub fn lane_hold(now: Timestamp, outcome: &Outcome) -> Option<Timestamp> {
-    outcome.wait_asked_for().map(|wait| now + wait.min(LANE_HOLD_MAX))
+    let wait = outcome.wait_asked_for().filter(|_| !plant::is(Plant::LaneHoldIgnored))?;
+    Some(now + wait.min(LANE_HOLD_MAX))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use crate::plant::{self, Plant};
 use crate::time::Timestamp;
 
 /// When an endpoint is given up. Enabling it again is a person's decision.
@@ -80,7 +81,7 @@ impl Health {
             u64::from(run.failures) * 10 >= u64::from(policy.failures_in_a_row) * u64::from(tenths)
                 || run.failing_for * 10 >= policy.failing_for * tenths
         };
-        let telling = if reached(10) {
+        let telling = if reached(if plant::is(Plant::GivesUpTooSoon) { 5 } else { 10 }) {
             Told::GivenUp
         } else if reached(9) {
             Told::Warning(Warning::NineTenths)

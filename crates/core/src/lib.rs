@@ -16,6 +16,7 @@
 //! | May this endpoint be sent to now? | [`circuit`], [`bucket`], [`quiet_hours`] |
 //! | How long do we wait for an answer? | [`timeout`], fed by [`latency`] |
 //! | How is this endpoint doing? | [`health`] |
+//! | Who goes next? | [`scheduler`] |
 //! | Why does this delivery wait? | [`admission`] |
 
 pub mod admission;
@@ -31,10 +32,12 @@ pub mod id;
 pub mod jitter;
 pub mod json;
 pub mod latency;
+pub mod plant;
 pub mod quiet_hours;
 pub mod retry;
 pub mod retry_after;
 pub mod route;
+pub mod scheduler;
 pub mod tenant;
 pub mod text;
 pub mod time;

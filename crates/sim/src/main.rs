@@ -1,29 +1,92 @@
-//! `cargo xtask fleet` runs this.
+//! `cargo xtask sim` and `cargo xtask fleet` run this.
 
-use clap::Parser;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use posthaste_core::plant::Plant;
 use posthaste_sim::fleet::{self, Options};
+use posthaste_sim::{bench, seeds};
 
 #[derive(Parser)]
-#[command(about = "Adaptive timeouts against a fixed one, over a fleet of destinations")]
+#[command(about = "Whole worlds from a seed")]
 struct Arguments {
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    #[arg(long, default_value_t = 200)]
-    destinations: u32,
-    #[arg(long, default_value_t = 60)]
-    days: u32,
-    /// So many times the traffic.
-    #[arg(long, default_value_t = 1)]
-    busier: u32,
+    #[command(subcommand)]
+    command: Command,
 }
 
-fn main() {
-    let Arguments { seed, destinations, days, busier } = Arguments::parse();
-    let options = Options { seed, destinations, days, busier };
+#[derive(Subcommand)]
+enum Command {
+    /// Run worlds and check the promises after every step
+    Sim {
+        /// Run this one world
+        seed: Option<u64>,
+        /// Run so many worlds, from seed 0 on
+        #[arg(long, default_value_t = 2_000, conflicts_with = "seed")]
+        seeds: u64,
+        /// Build in a known bug; it has to be found, and the exit code says so by not being 0
+        #[arg(long)]
+        plant: Option<String>,
+        /// Name the known bugs
+        #[arg(long)]
+        list_plants: bool,
+    },
+    /// What the scheduler alone costs, with few lanes and with many
+    Scheduler,
+    /// Adaptive timeouts against a fixed one, over a fleet of destinations
+    Fleet {
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        #[arg(long, default_value_t = 200)]
+        destinations: u32,
+        #[arg(long, default_value_t = 60)]
+        days: u32,
+        /// So many times the traffic
+        #[arg(long, default_value_t = 1)]
+        busier: u32,
+    },
+}
+
+fn main() -> ExitCode {
+    match Arguments::parse().command {
+        Command::Sim { list_plants: true, .. } => {
+            for plant in Plant::ALL {
+                println!("{:<28} {}", plant.name(), plant.what());
+            }
+            ExitCode::SUCCESS
+        }
+        Command::Sim { seed, seeds, plant, .. } => simulate(seed, seeds, plant.as_deref()),
+        Command::Scheduler => {
+            print!("{}", bench::table(&bench::run()));
+            ExitCode::SUCCESS
+        }
+        Command::Fleet { seed, destinations, days, busier } => {
+            compare(&Options { seed, destinations, days, busier });
+            ExitCode::SUCCESS
+        }
+    }
+}
+
+fn simulate(seed: Option<u64>, seeds: u64, plant: Option<&str>) -> ExitCode {
+    let plant = match plant.map(|name| Plant::ALL.iter().copied().find(|plant| plant.name() == name).ok_or(name)) {
+        None => None,
+        Some(Ok(plant)) => Some(plant),
+        Some(Err(name)) => {
+            eprintln!("there is no plant called {name}; --list-plants names them");
+            return ExitCode::from(2);
+        }
+    };
+    let range = seed.map_or(0..seeds, |seed| seed..seed + 1);
+    let summary = seeds::run(range, plant, seed.is_none());
+    print!("{summary}");
+    if summary.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn compare(options: &Options) {
+    let Options { seed, destinations, days, .. } = options;
     println!("{destinations} destinations over {days} days, seed {seed}: a fixed timeout of 10 s against adaptive timeouts\n");
     let (fixed, adaptive) = std::thread::scope(|scope| {
-        let fixed = scope.spawn(|| fleet::run(&options, fleet::Arm::Fixed));
-        let adaptive = scope.spawn(|| fleet::run(&options, fleet::Arm::Adaptive));
+        let fixed = scope.spawn(|| fleet::run(options, fleet::Arm::Fixed));
+        let adaptive = scope.spawn(|| fleet::run(options, fleet::Arm::Adaptive));
         (fixed.join().expect("the fixed arm runs"), adaptive.join().expect("the adaptive arm runs"))
     });
     print!("{}", fleet::table(&fixed, &adaptive));

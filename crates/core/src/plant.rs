@@ -1,0 +1,88 @@
+//! Known bugs, to be switched on: the simulator has to find each of them.
+//!
+//! A check that has never failed proves nothing. These are the mistakes that we would most regret, each built in at the
+//! place where it would be made. Without the feature `plants`, which only the simulator asks for, [`is`] is always false
+//! and the compiler leaves all of it out.
+
+macro_rules! plants {
+    ($($name:ident $label:literal $what:literal,)*) => {
+        /// One known bug.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+        pub enum Plant { $(#[doc = $what] $name,)* }
+
+        impl Plant {
+            pub const ALL: &'static [Plant] = &[$(Plant::$name,)*];
+
+            pub fn name(self) -> &'static str {
+                match self { $(Plant::$name => $label,)* }
+            }
+
+            /// What goes wrong.
+            pub fn what(self) -> &'static str {
+                match self { $(Plant::$name => $what,)* }
+            }
+        }
+    };
+}
+
+plants! {
+    FullBucketAfterCrash "full-bucket-after-crash" "a restart grants a fresh burst",
+    NoTokenForRetries "no-token-for-retries" "retries take no token",
+    TenantBucketIgnored "tenant-bucket-ignored" "the tenant's bucket is not asked",
+    CircuitNeverOpens "circuit-never-opens" "failures are counted and nothing follows",
+    ManyProbes "many-probes" "the circuit does not know of its probe",
+    LateAnswerClosesCircuit "late-answer-closes-circuit" "any success closes an open circuit",
+    ProbeTooEarly "probe-too-early" "a probe goes ten seconds before its time",
+    QuietHoursEndEarly "quiet-hours-end-early" "quiet hours end a minute early",
+    RetriesIgnoreQuietHours "retries-ignore-quiet-hours" "only first tries are held",
+    RetryOvertakesInKey "retry-overtakes-in-key" "a key is free while its head is on its way",
+    KeyedFromFeed "keyed-from-feed" "a keyed row is sent without asking for the head of its key",
+    WindowHidesRows "window-hides-rows" "a full read is taken for all there is",
+    HintLost "hint-lost" "a sweep finds rows and nobody reads them",
+    StaleReadComesBack "stale-read-comes-back" "what has left comes back with a read that was older",
+    OfferedTwice "offered-twice" "a row that a read has brought is taken from the feed again",
+    RetryTooEarly "retry-too-early" "half the delay",
+    RetryAfterIgnored "retry-after-ignored" "a receiver's wish to wait is not heard",
+    LaneHoldIgnored "lane-hold-ignored" "only the delivery that was told waits",
+    AttemptNotCounted "attempt-not-counted" "a failed attempt is free",
+    LaneCapIgnored "lane-cap-ignored" "an endpoint gets more at once than it takes",
+    TenantCapIgnored "tenant-cap-ignored" "a tenant has more in flight than it may",
+    PauseIgnored "pause-ignored" "a paused endpoint is called",
+    DisabledIsSent "disabled-is-sent" "a disabled endpoint is called",
+    DeliverAtIgnored "deliver-at-ignored" "a scheduled event goes at once",
+    ExpiredIsSent "expired-is-sent" "what has expired is sent",
+    UnsubscribedIsSent "unsubscribed-is-sent" "what was unsubscribed is sent",
+    CancelledIsSent "cancelled-is-sent" "a cancelled delivery stays in the window",
+    GoneDoesNotDisable "gone-does-not-disable" "a 410 is only a dead delivery",
+    GivesUpTooSoon "gives-up-too-soon" "an endpoint is disabled after half of its failures",
+    WakeForgotten "wake-forgotten" "a parked lane is not woken",
+    YoungestFirst "youngest-first" "a backlog drains from its end",
+    PriorityIgnored "priority-ignored" "urgent events wait in line",
+    IncidentCapIgnored "incident-cap-ignored" "retries are not capped in an incident",
+    TestSendWithoutToken "test-send-without-token" "a test-send takes no token",
+    NoSlowStart "no-slow-start" "a lane goes from nothing to everything when its circuit closes",
+    NotFoundIsRetried "not-found-is-retried" "permanent answers are tried again",
+}
+
+#[cfg(feature = "plants")]
+thread_local! {
+    static ACTIVE: std::cell::Cell<Option<Plant>> = const { std::cell::Cell::new(None) };
+}
+
+/// Switches one bug on for this thread, or all of them off.
+#[cfg(feature = "plants")]
+pub fn activate(plant: Option<Plant>) {
+    ACTIVE.set(plant);
+}
+
+/// Whether this bug is switched on.
+#[cfg(feature = "plants")]
+pub fn is(plant: Plant) -> bool {
+    ACTIVE.get() == Some(plant)
+}
+
+/// Whether this bug is switched on: never, in what ships.
+#[cfg(not(feature = "plants"))]
+pub(crate) const fn is(_: Plant) -> bool {
+    false
+}

@@ -1,0 +1,344 @@
+//! One endpoint with something to send: its window, its bucket, its breaker, what is in flight.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::bucket::{Bucket, RateLimit};
+use crate::circuit::{Breaker, CircuitPolicy, Permission, Signal, Transition};
+use crate::delivery::{CancelReason, DeadReason, Outcome, State, Verdict, judge, lane_hold};
+use crate::endpoint::{Status, Subscription};
+use crate::health::{Health, HealthPolicy, News};
+use crate::id::{DeliveryId, EndpointId};
+use crate::plant::{self, Plant};
+use crate::quiet_hours::{Phase, QuietHours};
+use crate::retry::RetryPolicy;
+use crate::time::Timestamp;
+
+use super::window::{Class, Entry, Place, Window};
+
+/// What is said about an endpoint, as far as scheduling has to know it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct LaneConfig {
+    pub status: Status,
+    pub subscription: Subscription,
+    pub max_in_flight: u32,
+    pub rate_limit: Option<RateLimit>,
+    pub schedule: Option<QuietHours>,
+    pub circuit: CircuitPolicy,
+    pub retry: RetryPolicy,
+    pub health: HealthPolicy,
+}
+
+impl Default for LaneConfig {
+    fn default() -> LaneConfig {
+        LaneConfig {
+            status: Status::Active,
+            subscription: Subscription::default(),
+            max_in_flight: 16,
+            rate_limit: None,
+            schedule: None,
+            circuit: CircuitPolicy::default(),
+            retry: RetryPolicy::default(),
+            health: HealthPolicy::default(),
+        }
+    }
+}
+
+/// What a lane knows that its configuration does not say. Survives a clean hand-over whole, and a crash in part.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct LaneMemory {
+    pub breaker: Breaker,
+    pub bucket: Bucket,
+    pub health: Health,
+}
+
+impl LaneMemory {
+    /// For an endpoint that has just been made.
+    pub fn new() -> LaneMemory {
+        LaneMemory { breaker: Breaker::default(), bucket: Bucket::full(), health: Health::default() }
+    }
+
+    /// For whoever takes over from an owner that died: what was spent is not known, so nothing is there to spend, and a
+    /// probe that was on its way counts as made.
+    #[must_use]
+    pub fn after_a_crash(self, now: Timestamp, config: &LaneConfig) -> LaneMemory {
+        let bucket = match config.rate_limit {
+            Some(_) if plant::is(Plant::FullBucketAfterCrash) => Bucket::full(),
+            Some(limit) => Bucket::empty(now, limit),
+            None => self.bucket,
+        };
+        LaneMemory { breaker: self.breaker.recovered(&config.circuit), bucket, health: self.health }
+    }
+}
+
+impl Default for LaneMemory {
+    fn default() -> LaneMemory {
+        LaneMemory::new()
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Lane {
+    pub(super) endpoint: EndpointId,
+    pub(super) tenant: usize,
+    /// Apart, because it is large and most of it is not looked at for a dispatch.
+    pub(super) config: Box<LaneConfig>,
+    pub(super) memory: LaneMemory,
+    pub(super) window: Window,
+    pub(super) flights: BTreeMap<DeliveryId, Box<Flight>>,
+    /// Requests on the wire; less than `flights`, which also has what is not yet recorded.
+    pub(super) in_flight: u32,
+    /// A receiver asked all of us to wait.
+    pub(super) held_until: Option<Timestamp>,
+    /// After a circuit has closed: successes since. So many and one more may be in flight, until the backlog is gone.
+    pub(super) slow_start: Option<u32>,
+    phase: Option<Phase>,
+    /// Where it stands with its tenant.
+    pub(super) is_queued: bool,
+    pub(super) wakes_at: Option<Timestamp>,
+}
+
+/// A delivery that was handed out and is not yet recorded.
+#[derive(Clone, Debug)]
+pub(super) struct Flight {
+    pub(super) entry: Entry,
+    pub(super) stage: Stage,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stage {
+    OnTheWire {
+        is_probe: bool,
+    },
+    /// Decided; once that is committed it waits until then, or has ended.
+    Recording {
+        waits_until: Option<Timestamp>,
+    },
+}
+
+/// What a lane says when it is its turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Turn {
+    Send {
+        place: Place,
+        is_probe: bool,
+    },
+    /// It is not to be sent any more.
+    End {
+        place: Place,
+        state: State,
+    },
+    /// Nothing before then; nothing at all until something changes if `None`.
+    Wait {
+        until: Option<Timestamp>,
+    },
+}
+
+/// What came of an attempt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Decision {
+    pub verdict: Verdict,
+    pub transition: Option<Transition>,
+    pub news: Option<News>,
+    /// The endpoint is disabled from now on, by a 410 or because it was given up.
+    pub disables_endpoint: bool,
+}
+
+impl Lane {
+    pub(super) fn new(endpoint: EndpointId, tenant: usize, config: LaneConfig, memory: LaneMemory, window: Window) -> Lane {
+        Lane {
+            endpoint,
+            tenant,
+            config: Box::new(config),
+            memory,
+            window,
+            flights: BTreeMap::new(),
+            in_flight: 0,
+            held_until: None,
+            slow_start: None,
+            phase: None,
+            is_queued: false,
+            wakes_at: None,
+        }
+    }
+
+    /// How many requests may be on the wire now.
+    pub(super) fn in_flight_max(&self) -> u32 {
+        if plant::is(Plant::LaneCapIgnored) {
+            return u32::MAX;
+        }
+        let slow = self.slow_start.map_or(u32::MAX, |successes| successes.saturating_add(1));
+        self.config.max_in_flight.min(slow)
+    }
+
+    pub(super) fn phase(&mut self, now: Timestamp) -> Phase {
+        let schedule = self.config.schedule.as_ref();
+        let is_certain = |phase: &Phase| match phase {
+            Phase::Open { until } => until.is_none_or(|until| now < until),
+            Phase::Quiet { until } => now < *until,
+        };
+        let phase = self
+            .phase
+            .filter(is_certain)
+            .unwrap_or_else(|| schedule.map_or(Phase::Open { until: None }, |schedule| schedule.at(now)));
+        self.phase = Some(phase);
+        phase
+    }
+
+    /// What to do now. `retries_from` is when second and later tries may go, if not now.
+    pub(super) fn turn(&mut self, now: Timestamp, retries_from: Option<Timestamp>) -> Turn {
+        match self.config.status.at(now) {
+            Status::Active => {}
+            Status::Paused { .. } if plant::is(Plant::PauseIgnored) => {}
+            Status::Paused { until } => return Turn::Wait { until },
+            Status::Disabled if plant::is(Plant::DisabledIsSent) => {}
+            Status::Disabled => return Turn::Wait { until: None },
+        }
+        if let Some(until) = self.held_until.filter(|until| now < *until) {
+            return Turn::Wait { until: Some(until) };
+        }
+        if self.window.is_blind() {
+            return Turn::Wait { until: None };
+        }
+        self.window.ripen(now);
+        let quiet_until = match self.phase(now) {
+            Phase::Open { .. } => None,
+            Phase::Quiet { until } if plant::is(Plant::QuietHoursEndEarly) => {
+                Some(until).filter(|until| now + Duration::from_mins(1) < *until)
+            }
+            Phase::Quiet { until } => Some(until),
+        };
+        let schedule = self.config.schedule.as_ref();
+        let may_go = |entry: &Entry| {
+            let is_held =
+                quiet_until.is_some() && schedule.is_some_and(|schedule| schedule.holds(&entry.event_type, entry.is_priority));
+            let is_held = is_held && !(plant::is(Plant::RetriesIgnoreQuietHours) && entry.attempts > 0);
+            !is_held && (retries_from.is_none() || entry.attempts == 0)
+        };
+        let (permission, place) = match self.memory.breaker.permission(now) {
+            Permission::Go => {
+                let rest_may_go = quiet_until.is_none() || plant::is(Plant::RetriesIgnoreQuietHours);
+                (Permission::Go, self.window.best(rest_may_go, may_go))
+            }
+            Permission::Probe => {
+                let classes: &[Class] = if quiet_until.is_none() { &Class::ALL } else { &[Class::Priority, Class::Exempt] };
+                (Permission::Probe, self.window.oldest(classes, may_go))
+            }
+            Permission::Wait { until } => return Turn::Wait { until: Some(until) },
+            Permission::AwaitProbe => return Turn::Wait { until: None },
+        };
+        let Some(place) = place else {
+            let later = [self.window.next_due(), quiet_until, retries_from].into_iter().flatten().filter(|at| now < *at).min();
+            return Turn::Wait { until: later };
+        };
+        // What has expired, or is not wanted any more, costs no token. What is held longer ends by housekeeping.
+        if let Some(state) = self.end_of(self.window.get(place), now) {
+            return Turn::End { place, state };
+        }
+        if let Some(limit) = self.config.rate_limit {
+            let ready = self.memory.bucket.ready_at(now, limit, 1);
+            let is_free = plant::is(Plant::NoTokenForRetries) && self.window.get(place).attempts > 0;
+            if now < ready && !is_free {
+                return Turn::Wait { until: Some(ready) };
+            }
+        }
+        Turn::Send { place, is_probe: permission == Permission::Probe }
+    }
+
+    /// How an entry ends that is not to be sent any more.
+    fn end_of(&self, entry: &Entry, now: Timestamp) -> Option<State> {
+        if entry.expires_at.is_some_and(|expires_at| expires_at <= now) && !plant::is(Plant::ExpiredIsSent) {
+            Some(State::Dead { at: now, reason: DeadReason::Expired })
+        } else if !self.config.subscription.covers(&entry.event_type) && !plant::is(Plant::UnsubscribedIsSent) {
+            Some(State::Cancelled { at: now, reason: CancelReason::Unsubscribed })
+        } else {
+            None
+        }
+    }
+
+    /// Puts it on the wire: a token is spent, and the circuit knows of its probe.
+    pub(super) fn start(&mut self, now: Timestamp, place: Place, is_probe: bool) -> &Entry {
+        let is_free = plant::is(Plant::NoTokenForRetries) && self.window.get(place).attempts > 0;
+        if let Some(limit) = self.config.rate_limit.filter(|_| !is_free) {
+            self.memory.bucket.take(now, limit).expect("a token was there when it was its turn");
+        }
+        if is_probe && !plant::is(Plant::ManyProbes) {
+            self.memory.breaker = self.memory.breaker.probing(now);
+        }
+        let entry = self.window.take(place);
+        self.in_flight += 1;
+        let delivery = entry.delivery;
+        let flight = Box::new(Flight { entry, stage: Stage::OnTheWire { is_probe } });
+        &self.flights.entry(delivery).or_insert(flight).entry
+    }
+
+    /// The answer is there. What it means is decided, and has to be recorded.
+    pub(super) fn finished(&mut self, now: Timestamp, delivery: DeliveryId, outcome: &Outcome) -> Decision {
+        let flight = self.flights.get_mut(&delivery).expect("in flight until recorded");
+        self.in_flight -= 1;
+        let attempt = flight.entry.attempts + 1;
+        let verdict = judge(now, delivery, attempt, outcome, &self.config.retry);
+        let was_probe = flight.stage == Stage::OnTheWire { is_probe: true };
+        flight.stage = Stage::Recording { waits_until: verdict.retry_at() };
+        let signal = Signal::of(outcome);
+        let (breaker, transition) = self.memory.breaker.after(now, signal, was_probe, &self.config.circuit);
+        self.memory.breaker = breaker;
+        match (transition, signal) {
+            (Some(Transition::Closed), _) => self.slow_start = Some(0).filter(|_| !plant::is(Plant::NoSlowStart)),
+            (Some(Transition::Opened | Transition::Reopened), _) => self.slow_start = None,
+            (None, Signal::Works) => {
+                self.slow_start =
+                    self.slow_start.map(|successes| successes + 1).filter(|successes| *successes < self.config.max_in_flight);
+            }
+            (None, Signal::Fails | Signal::Neither) => {}
+        }
+        self.held_until = self.held_until.max(lane_hold(now, outcome));
+        let news = self.memory.health.after(now, verdict == Verdict::Delivered, &self.config.health);
+        let disables_endpoint = verdict.disables_endpoint() || news == Some(News::GiveUp);
+        if disables_endpoint {
+            self.config.status = Status::Disabled;
+        }
+        Decision { verdict, transition, news, disables_endpoint }
+    }
+
+    /// The record has been committed.
+    pub(super) fn recorded(&mut self, delivery: DeliveryId) {
+        let Flight { mut entry, stage } = *self.flights.remove(&delivery).expect("in flight until recorded");
+        let Stage::Recording { waits_until } = stage else { panic!("{delivery} was recorded before it was answered") };
+        if let Some(due) = waits_until {
+            entry.due = due;
+            entry.attempts += u32::from(!plant::is(Plant::AttemptNotCounted));
+            entry.is_later = true;
+        }
+        self.window.settled(entry, waits_until.is_some());
+    }
+
+    /// Takes on a changed configuration. What was spent, counted and learned stays.
+    pub(super) fn configure(&mut self, now: Timestamp, config: LaneConfig) {
+        self.memory.bucket = match (self.config.rate_limit, config.rate_limit) {
+            (Some(old), Some(new)) => self.memory.bucket.under(now, old, new),
+            // Nobody counted while there was no limit: it starts empty, so that switching it on cannot grant a burst.
+            (None, Some(new)) => Bucket::empty(now, new),
+            (_, None) => Bucket::full(),
+        };
+        self.memory.breaker = self.memory.breaker.under(now, &config.circuit);
+        if self.config.schedule != config.schedule {
+            self.phase = None;
+            self.window.forget();
+        }
+        if self.config.status == Status::Disabled && config.status != Status::Disabled {
+            self.memory.health = Health::default();
+        }
+        *self.config = config;
+    }
+
+    /// Nothing to do, nothing to remember: the next event makes it anew.
+    pub(super) fn can_be_forgotten(&self, now: Timestamp) -> bool {
+        self.flights.is_empty()
+            && self.in_flight == 0
+            && self.window.is_empty()
+            && self.memory.breaker == Breaker::default()
+            && self.memory.health == Health::default()
+            && self.config.rate_limit.is_none_or(|limit| self.memory.bucket.is_full(now, limit))
+    }
+}

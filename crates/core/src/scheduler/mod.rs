@@ -1,0 +1,603 @@
+//! Who goes next: lanes under tenants, fairly, in order, and only what may go.
+//!
+//! Each endpoint with something to send has a lane. The scheduler is told of rows, answers and changes, and says what to
+//! send, what to end, and what it would like to be read from the store. It never waits and never asks the time; it says
+//! when it wants to be asked again.
+//!
+//! Fairness is in three steps. Tenants take turns by weight (deficit round robin); a tenant's lanes take turns; inside a
+//! lane the oldest goes first. And nobody may have more in flight than there are slots free (times their weight): one hog
+//! gets half of the machine, two get a third each, and a newcomer always finds room.
+//!
+//! Cost does not grow with what is idle: a dispatch touches one tenant and one lane, and what cannot go now is parked
+//! with the time at which that may change.
+
+mod lane;
+mod window;
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+
+use crate::admission::LaneFacts;
+use crate::bucket::{Bucket, RateLimit};
+use crate::delivery::{Outcome, State};
+use crate::id::{DeliveryId, EndpointId, TenantId};
+use crate::plant::{self, Plant};
+use crate::tenant::Share;
+use crate::time::Timestamp;
+
+use lane::{Flight, Lane, Stage, Turn};
+use window::Window;
+
+pub use lane::{Decision, LaneConfig, LaneMemory};
+pub use window::{Class, Entry, Seq, Want};
+
+/// What holds for the whole node.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Limits {
+    pub in_flight_max: u32,
+    /// Rows in memory for each queue of a lane.
+    pub window: usize,
+    /// With fewer than this a window wants more.
+    pub low_water: usize,
+    /// For incidents: second and later tries of all endpoints together.
+    pub retries: Option<RateLimit>,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { in_flight_max: 1024, window: 256, low_water: 64, retries: None }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Default, Debug)]
+pub struct TenantConfig {
+    pub share: Share,
+    pub rate_limit: Option<RateLimit>,
+}
+
+/// Something to be done.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Command {
+    /// Send it, then say [`Scheduler::finished`], record what that decides, and say [`Scheduler::recorded`].
+    Send { endpoint: EndpointId, delivery: DeliveryId, attempt: u32, is_probe: bool },
+    /// End it in this state without sending, then say [`Scheduler::ended`].
+    End { endpoint: EndpointId, delivery: DeliveryId, state: State },
+    /// Read this from the store, at most `limit` rows, then say [`Scheduler::refilled`]. What is in flight is still in the
+    /// store, so the limit leaves room for it.
+    Read { endpoint: EndpointId, want: Want, limit: usize },
+}
+
+/// Where rows come from when a lane is made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Backlog {
+    /// Just made: the store has nothing.
+    None,
+    /// The store may have rows.
+    Unknown,
+}
+
+#[derive(Clone, Debug)]
+pub struct Scheduler {
+    limits: Limits,
+    tenants: Vec<Tenant>,
+    tenant_numbers: BTreeMap<TenantId, usize>,
+    lanes: Vec<Option<Lane>>,
+    lane_numbers: LaneNumbers,
+    free_numbers: Vec<usize>,
+    in_flight: u32,
+    /// Tenants with a lane that may have something to send, in turn.
+    ring: VecDeque<usize>,
+    /// Tenants that wait for slots: how many have to be free.
+    slot_waiters: BTreeSet<(u32, usize)>,
+    wakes: BinaryHeap<Reverse<(Timestamp, Sleeper)>>,
+    retry_bucket: Bucket,
+    reads: VecDeque<Command>,
+}
+
+/// Looked up three times for every delivery, so it is a hash map; by a fixed hash of the id, and never gone through, so
+/// that nothing depends on its order. Ids are ours, so nobody can choose them to collide.
+#[expect(clippy::disallowed_types, reason = "fixed hash, no iteration")]
+type LaneNumbers = std::collections::HashMap<EndpointId, usize, BuildHasherDefault<IdHasher>>;
+
+/// An id is random already; folding it is enough.
+#[derive(Clone, Copy, Default, Debug)]
+struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        }
+    }
+
+    fn write_u128(&mut self, id: u128) {
+        let bytes = id.to_le_bytes();
+        let (low, high) = bytes.split_at(8);
+        let half = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("half of sixteen bytes"));
+        self.0 = (half(low) ^ half(high).rotate_left(32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0 ^ self.0 >> 32
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Tenant {
+    config: TenantConfig,
+    bucket: Bucket,
+    in_flight: u32,
+    /// Lanes that may have something to send, in turn.
+    ready: VecDeque<usize>,
+    /// Lanes that wait for slots of this tenant: how many have to be free.
+    slot_waiters: BTreeSet<(u32, usize)>,
+    /// What is left of its turn.
+    deficit: u32,
+    is_in_ring: bool,
+    wakes_at: Option<Timestamp>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Sleeper {
+    Lane(usize),
+    Tenant(usize),
+}
+
+impl Scheduler {
+    /// `now` is when this node took over: nothing is known to be unspent.
+    pub fn new(now: Timestamp, limits: Limits) -> Scheduler {
+        Scheduler {
+            limits,
+            tenants: Vec::new(),
+            tenant_numbers: BTreeMap::new(),
+            lanes: Vec::new(),
+            lane_numbers: LaneNumbers::default(),
+            free_numbers: Vec::new(),
+            in_flight: 0,
+            ring: VecDeque::new(),
+            slot_waiters: BTreeSet::new(),
+            wakes: BinaryHeap::new(),
+            retry_bucket: limits.retries.map_or(Bucket::full(), |limit| Bucket::empty(now, limit)),
+            reads: VecDeque::new(),
+        }
+    }
+
+    /// Makes or changes a tenant. `bucket` is what is known of its tokens; for one that is there it stays.
+    pub fn configure_tenant(&mut self, now: Timestamp, id: &TenantId, config: TenantConfig, bucket: Bucket) {
+        if let Some(number) = self.tenant_numbers.get(id).copied() {
+            let tenant = &mut self.tenants[number];
+            tenant.bucket = match (tenant.config.rate_limit, config.rate_limit) {
+                (Some(old), Some(new)) => tenant.bucket.under(now, old, new),
+                (None, Some(new)) => Bucket::empty(now, new),
+                (_, None) => Bucket::full(),
+            };
+            tenant.config = config;
+            self.enter_ring(number);
+            return;
+        }
+        self.tenant_numbers.insert(id.clone(), self.tenants.len());
+        self.tenants.push(Tenant {
+            config,
+            bucket,
+            in_flight: 0,
+            ready: VecDeque::new(),
+            slot_waiters: BTreeSet::new(),
+            deficit: 0,
+            is_in_ring: false,
+            wakes_at: None,
+        });
+    }
+
+    /// Makes a lane, or changes the one that is there; its `memory` is then kept, and `backlog` says no more than before.
+    pub fn configure(
+        &mut self,
+        now: Timestamp,
+        tenant: &TenantId,
+        endpoint: EndpointId,
+        config: LaneConfig,
+        memory: LaneMemory,
+        backlog: Backlog,
+    ) {
+        if let Some(number) = self.lane_numbers.get(&endpoint).copied() {
+            self.lane_mut(number).configure(now, config);
+            self.enqueue(number);
+            return;
+        }
+        let tenant = *self.tenant_numbers.get(tenant).expect("a tenant is configured before its lanes");
+        let window = match backlog {
+            Backlog::None => Window::empty(self.limits.window),
+            Backlog::Unknown => Window::new(self.limits.window),
+        };
+        let lane = Lane::new(endpoint, tenant, config, memory, window);
+        let number = self.free_numbers.pop().unwrap_or_else(|| {
+            self.lanes.push(None);
+            self.lanes.len() - 1
+        });
+        self.lanes[number] = Some(lane);
+        self.lane_numbers.insert(endpoint, number);
+        self.enqueue(number);
+    }
+
+    pub fn has_lane(&self, endpoint: EndpointId) -> bool {
+        self.lane_numbers.contains_key(&endpoint)
+    }
+
+    /// What this lane knows, for writing it down and for handing it over.
+    pub fn memory(&self, endpoint: EndpointId) -> Option<LaneMemory> {
+        self.lane_numbers.get(&endpoint).map(|number| self.lane(*number).memory)
+    }
+
+    /// A row that was just committed.
+    pub fn offer(&mut self, endpoint: EndpointId, entry: Entry) {
+        let Some(number) = self.lane_numbers.get(&endpoint).copied() else { return };
+        self.lane_mut(number).window.offer(entry);
+        self.enqueue(number);
+    }
+
+    /// There may be rows in the store that this lane has not seen.
+    pub fn hint(&mut self, endpoint: EndpointId) {
+        if let Some(number) = self.lane_numbers.get(&endpoint).copied() {
+            if !plant::is(Plant::HintLost) {
+                self.lane_mut(number).window.mark_unread();
+            }
+            self.enqueue(number);
+        }
+    }
+
+    /// Rows of this lane have been stamped with other classes: all of it is read again.
+    pub fn reread(&mut self, endpoint: EndpointId) {
+        if let Some(number) = self.lane_numbers.get(&endpoint).copied() {
+            self.lane_mut(number).window.forget();
+            self.enqueue(number);
+        }
+    }
+
+    /// The answer to [`Command::Read`]. `more` says that it was cut off at its limit, `seen` is the last row that was
+    /// committed when it looked.
+    pub fn refilled(&mut self, endpoint: EndpointId, want: &Want, rows: Vec<Entry>, more: bool, seen: Seq) {
+        let Some(number) = self.lane_numbers.get(&endpoint).copied() else { return };
+        let Lane { window, flights, .. } = self.lane_mut(number);
+        window.refilled(want, rows, more, seen, |delivery| flights.contains_key(&delivery));
+        self.enqueue(number);
+    }
+
+    /// What to do next, or nothing until [`Scheduler::wake_at`] or further news.
+    pub fn next(&mut self, now: Timestamp) -> Option<Command> {
+        if let Some(read) = self.reads.pop_front() {
+            return Some(read);
+        }
+        self.wake(now);
+        while self.in_flight < self.limits.in_flight_max {
+            let tenant_number = *self.ring.front()?;
+            let free = self.limits.in_flight_max - self.in_flight;
+            let tenant = &mut self.tenants[tenant_number];
+            if let Some(slots) = tenant.slots_needed(free) {
+                self.leave_ring();
+                // At its own cap it waits for its own answers.
+                if let Some(slots) = slots {
+                    self.slot_waiters.insert((slots, tenant_number));
+                }
+                continue;
+            }
+            if let Some(limit) = tenant.config.rate_limit.filter(|_| !plant::is(Plant::TenantBucketIgnored)) {
+                let ready = tenant.bucket.ready_at(now, limit, 1);
+                if now < ready {
+                    tenant.wakes_at = Some(ready);
+                    self.wakes.push(Reverse((ready, Sleeper::Tenant(tenant_number))));
+                    self.leave_ring();
+                    continue;
+                }
+            }
+            let Some(number) = tenant.ready.pop_front() else {
+                self.leave_ring();
+                continue;
+            };
+            if let Some(command) = self.turn_of(now, tenant_number, number) {
+                return Some(command);
+            }
+            if let Some(read) = self.reads.pop_front() {
+                return Some(read);
+            }
+        }
+        None
+    }
+
+    /// Lets one lane have its turn. It is not queued while it has it.
+    fn turn_of(&mut self, now: Timestamp, tenant_number: usize, number: usize) -> Option<Command> {
+        let limits = self.limits;
+        let retries_from = limits
+            .retries
+            .filter(|_| !plant::is(Plant::IncidentCapIgnored))
+            .map(|limit| self.retry_bucket.ready_at(now, limit, 1))
+            .filter(|ready| now < *ready);
+        let tenant = &mut self.tenants[tenant_number];
+        let lane = self.lanes[number].as_mut().expect("a number in a queue is a lane");
+        lane.is_queued = false;
+        let wants = lane.window.wants(limits.low_water);
+        let limit = limits.window + lane.flights.len();
+        self.reads.extend(wants.into_iter().map(|want| Command::Read { endpoint: lane.endpoint, want, limit }));
+        if lane.in_flight >= lane.in_flight_max() {
+            return None;
+        }
+        let free = tenant.free();
+        if lane.in_flight >= free {
+            tenant.slot_waiters.insert((lane.in_flight + 1, number));
+            return None;
+        }
+        match lane.turn(now, retries_from) {
+            Turn::Send { place, is_probe } => {
+                let entry = lane.start(now, place, is_probe);
+                let (delivery, attempt) = (entry.delivery, entry.attempts + 1);
+                if let Some(limit) = tenant.config.rate_limit.filter(|_| !plant::is(Plant::TenantBucketIgnored)) {
+                    tenant.bucket.take(now, limit).expect("a token was there when it was its turn");
+                }
+                if let Some(limit) = limits.retries.filter(|_| attempt > 1 && !plant::is(Plant::IncidentCapIgnored)) {
+                    self.retry_bucket.take(now, limit).expect("a token was there when it was its turn");
+                }
+                let endpoint = lane.endpoint;
+                self.in_flight += 1;
+                tenant.in_flight += 1;
+                self.end_turn(number);
+                Some(Command::Send { endpoint, delivery, attempt, is_probe })
+            }
+            Turn::End { place, state } => {
+                let entry = lane.window.take(place);
+                let (endpoint, delivery) = (lane.endpoint, entry.delivery);
+                lane.flights.insert(delivery, Box::new(Flight { entry, stage: Stage::Recording { waits_until: None } }));
+                self.enqueue(number);
+                Some(Command::End { endpoint, delivery, state })
+            }
+            Turn::Wait { until } => {
+                self.park(now, number, until);
+                None
+            }
+        }
+    }
+
+    /// The tenant at the front has sent one: its lane goes to the back of its lanes, and it to the back if its turn is over.
+    fn end_turn(&mut self, number: usize) {
+        self.enqueue(number);
+        let tenant_number = *self.ring.front().expect("its turn");
+        let tenant = &mut self.tenants[tenant_number];
+        if tenant.deficit == 0 {
+            tenant.deficit = tenant.config.share.weight();
+        }
+        tenant.deficit -= 1;
+        if tenant.deficit == 0 {
+            self.ring.rotate_left(1);
+        }
+    }
+
+    /// The answer to a [`Command::Send`] is there.
+    pub fn finished(&mut self, now: Timestamp, endpoint: EndpointId, delivery: DeliveryId, outcome: &Outcome) -> Decision {
+        let number = self.number(endpoint);
+        let decision = self.lane_mut(number).finished(now, delivery, outcome);
+        self.slot_is_free(number);
+        decision
+    }
+
+    /// The record of an answer has been committed.
+    pub fn recorded(&mut self, endpoint: EndpointId, delivery: DeliveryId) {
+        let number = self.number(endpoint);
+        self.lane_mut(number).recorded(delivery);
+        self.enqueue(number);
+    }
+
+    /// A [`Command::End`] has been carried out.
+    pub fn ended(&mut self, endpoint: EndpointId, delivery: DeliveryId) {
+        self.recorded(endpoint, delivery);
+    }
+
+    /// Whether a delivery is on its way, or answered and not yet recorded.
+    pub fn is_in_flight(&self, endpoint: EndpointId, delivery: DeliveryId) -> bool {
+        self.lane_numbers.get(&endpoint).is_some_and(|number| self.lane(*number).flights.contains_key(&delivery))
+    }
+
+    /// Somebody is about to end a delivery that waits, or to make it due: it is not handed out any more. Refused while it
+    /// is in flight. Afterwards the row is written, and [`Scheduler::hint`] said if it still waits.
+    pub fn withdraw(&mut self, endpoint: EndpointId, delivery: DeliveryId) -> Result<(), InFlight> {
+        let Some(number) = self.lane_numbers.get(&endpoint).copied() else { return Ok(()) };
+        if self.lane(number).flights.contains_key(&delivery) {
+            return Err(InFlight);
+        }
+        if !plant::is(Plant::CancelledIsSent) {
+            self.lane_mut(number).window.remove(delivery);
+        }
+        self.enqueue(number);
+        Ok(())
+    }
+
+    /// A test-send passes pause, quiet hours and an open circuit, but not the bucket: it takes a token, or hears when.
+    pub fn start_test_send(&mut self, now: Timestamp, endpoint: EndpointId) -> Result<(), Timestamp> {
+        let number = self.number(endpoint);
+        let lane = self.lanes[number].as_mut().expect("a lane");
+        let tenant = &mut self.tenants[lane.tenant];
+        let lane_ready = lane.config.rate_limit.map_or(now, |limit| lane.memory.bucket.ready_at(now, limit, 1));
+        let tenant_ready = tenant.config.rate_limit.map_or(now, |limit| tenant.bucket.ready_at(now, limit, 1));
+        let ready = lane_ready.max(tenant_ready);
+        if now < ready {
+            return Err(ready);
+        }
+        if let Some(limit) = lane.config.rate_limit.filter(|_| !plant::is(Plant::TestSendWithoutToken)) {
+            lane.memory.bucket.take(now, limit).expect("just seen to be there");
+        }
+        if let Some(limit) = tenant.config.rate_limit {
+            tenant.bucket.take(now, limit).expect("just seen to be there");
+        }
+        lane.in_flight += 1;
+        tenant.in_flight += 1;
+        self.in_flight += 1;
+        Ok(())
+    }
+
+    /// It has ended. Breaker, health and timeouts do not hear of it.
+    pub fn finish_test_send(&mut self, endpoint: EndpointId) {
+        let number = self.number(endpoint);
+        self.lane_mut(number).in_flight -= 1;
+        self.slot_is_free(number);
+    }
+
+    /// What [`crate::admission::explain`] has to know about a lane.
+    pub fn facts(&self, now: Timestamp, endpoint: EndpointId) -> Option<LaneFacts<'_>> {
+        let lane = self.lane(*self.lane_numbers.get(&endpoint)?);
+        let tenant = &self.tenants[lane.tenant];
+        let free = self.limits.in_flight_max - self.in_flight;
+        Some(LaneFacts {
+            status: lane.config.status,
+            breaker: lane.memory.breaker,
+            schedule: lane.config.schedule.as_ref(),
+            rate_limit: lane.config.rate_limit.map(|limit| (limit, lane.memory.bucket)),
+            tenant_rate_limit: tenant.config.rate_limit.map(|limit| (limit, tenant.bucket)),
+            held_until: lane.held_until,
+            retries_from: self.limits.retries.map(|limit| self.retry_bucket.ready_at(now, limit, 1)),
+            has_slot: free > 0
+                && tenant.slots_needed(free).is_none()
+                && lane.in_flight < lane.in_flight_max()
+                && lane.in_flight < tenant.free(),
+        })
+    }
+
+    /// When to ask again, if nothing else happens.
+    pub fn wake_at(&self) -> Option<Timestamp> {
+        self.wakes.peek().map(|Reverse((at, _))| *at)
+    }
+
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    pub fn lane_count(&self) -> usize {
+        self.lane_numbers.len()
+    }
+
+    fn slot_is_free(&mut self, number: usize) {
+        let tenant_number = self.lane(number).tenant;
+        self.in_flight -= 1;
+        let free = self.limits.in_flight_max - self.in_flight;
+        while let Some((slots, waiter)) = self.slot_waiters.first().copied() {
+            if slots > free {
+                break;
+            }
+            self.slot_waiters.pop_first();
+            self.enter_ring(waiter);
+        }
+        let tenant = &mut self.tenants[tenant_number];
+        tenant.in_flight -= 1;
+        let free = tenant.free();
+        let mut lanes = Vec::new();
+        while let Some((slots, waiter)) = tenant.slot_waiters.first().copied() {
+            if slots > free {
+                break;
+            }
+            tenant.slot_waiters.pop_first();
+            lanes.push(waiter);
+        }
+        for lane in lanes {
+            self.enqueue(lane);
+        }
+        self.enqueue(number);
+        // Fewer slots are needed now than when it began to wait.
+        self.enter_ring(tenant_number);
+    }
+
+    /// Something about this lane has changed: it may have something to send.
+    fn enqueue(&mut self, number: usize) {
+        let Some(lane) = self.lanes[number].as_mut() else { return };
+        if !lane.is_queued {
+            lane.is_queued = true;
+            lane.wakes_at = None;
+            let tenant = lane.tenant;
+            self.tenants[tenant].ready.push_back(number);
+            self.enter_ring(tenant);
+        }
+    }
+
+    fn enter_ring(&mut self, tenant_number: usize) {
+        let tenant = &mut self.tenants[tenant_number];
+        if !tenant.is_in_ring && !tenant.ready.is_empty() {
+            tenant.is_in_ring = true;
+            tenant.deficit = 0;
+            tenant.wakes_at = None;
+            self.ring.push_back(tenant_number);
+        }
+    }
+
+    /// The tenant at the front cannot go now.
+    fn leave_ring(&mut self) {
+        let tenant_number = self.ring.pop_front().expect("at the front");
+        self.tenants[tenant_number].is_in_ring = false;
+    }
+
+    fn park(&mut self, now: Timestamp, number: usize, until: Option<Timestamp>) {
+        let lane = self.lanes[number].as_mut().expect("a lane");
+        if lane.can_be_forgotten(now) {
+            self.lane_numbers.remove(&lane.endpoint);
+            self.lanes[number] = None;
+            self.free_numbers.push(number);
+            return;
+        }
+        lane.wakes_at = until;
+        if let Some(until) = until.filter(|_| !plant::is(Plant::WakeForgotten)) {
+            self.wakes.push(Reverse((until, Sleeper::Lane(number))));
+        }
+    }
+
+    fn wake(&mut self, now: Timestamp) {
+        while let Some(Reverse((at, sleeper))) = self.wakes.peek().copied() {
+            if at > now {
+                break;
+            }
+            self.wakes.pop();
+            match sleeper {
+                Sleeper::Lane(number) => {
+                    if self.lanes[number].as_ref().is_some_and(|lane| lane.wakes_at == Some(at)) {
+                        self.enqueue(number);
+                    }
+                }
+                Sleeper::Tenant(number) => {
+                    if self.tenants[number].wakes_at == Some(at) {
+                        self.enter_ring(number);
+                    }
+                }
+            }
+        }
+    }
+
+    fn number(&self, endpoint: EndpointId) -> usize {
+        *self.lane_numbers.get(&endpoint).expect("a lane stays while something of it is in flight")
+    }
+
+    fn lane(&self, number: usize) -> &Lane {
+        self.lanes[number].as_ref().expect("a number in use")
+    }
+
+    fn lane_mut(&mut self, number: usize) -> &mut Lane {
+        self.lanes[number].as_mut().expect("a number in use")
+    }
+}
+
+/// It is on its way and cannot be called back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("the delivery is in flight")]
+pub struct InFlight;
+
+impl Tenant {
+    fn free(&self) -> u32 {
+        if plant::is(Plant::TenantCapIgnored) {
+            return u32::MAX;
+        }
+        self.config.share.max_in_flight().saturating_sub(self.in_flight)
+    }
+
+    /// `None` if it may start one more with so many slots free; otherwise how many it takes, or `Some(None)` if it is at
+    /// its own cap, where only its own answers help.
+    #[expect(clippy::option_option, reason = "may, waits for slots, waits for itself")]
+    fn slots_needed(&self, free: u32) -> Option<Option<u32>> {
+        if self.free() == 0 {
+            return Some(None);
+        }
+        let needed = self.in_flight / self.config.share.weight() + 1;
+        (needed > free).then_some(Some(needed))
+    }
+}

@@ -1,0 +1,603 @@
+//! What a lane has in memory of its backlog: a bounded part of each of three queues.
+//!
+//! One window over one order goes blind: rows that are not yet due, a key that is blocked, or a million events that
+//! wait for morning would stand in front of what could go. So there are three queues, each in its own order:
+//!
+//! - **fresh**: never tried, not scheduled, no key; by (timestamp, seq), apart for each [`Class`];
+//! - **later**: due at a time of its own, after a failure or by `deliver_at`; by (due, seq), apart for each class;
+//! - **keyed**: only the head of each ordering key can run, so only heads are here.
+//!
+//! A window holds the beginning of a queue and says when it wants more. Refills start at the front of the queue, where
+//! the store's index has only what is unfinished, so that no position has to be kept.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::event::EventType;
+use crate::id::DeliveryId;
+use crate::plant::{self, Plant};
+use crate::quiet_hours::QuietHours;
+use crate::text::OrderingKey;
+use crate::time::Timestamp;
+
+/// The order of acceptance, given by the database.
+pub type Seq = u64;
+
+/// Where a row can be seen. Whether it may go is asked of the present configuration.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Class {
+    Priority,
+    /// Not held by quiet hours.
+    Exempt,
+    Rest,
+}
+
+impl Class {
+    pub const ALL: [Class; 3] = [Class::Priority, Class::Exempt, Class::Rest];
+
+    pub fn of(event_type: &EventType, is_priority: bool, schedule: Option<&QuietHours>) -> Class {
+        if is_priority {
+            Class::Priority
+        } else if schedule.is_some_and(|schedule| schedule.holds(event_type, false)) {
+            Class::Rest
+        } else {
+            Class::Exempt
+        }
+    }
+}
+
+/// A delivery that waits, as far as scheduling has to know it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Entry {
+    pub delivery: DeliveryId,
+    pub seq: Seq,
+    /// When it happened, or for a replay when that was asked for: a backlog drains in this order.
+    pub timestamp: Timestamp,
+    /// Not before.
+    pub due: Timestamp,
+    /// How often it was tried.
+    pub attempts: u32,
+    /// Its due time was set by a failure or by `deliver_at`: it belongs to *later*.
+    pub is_later: bool,
+    pub event_type: EventType,
+    pub is_priority: bool,
+    /// As it is stamped in the store: where it is read from.
+    pub class: Class,
+    pub ordering_key: Option<OrderingKey>,
+    pub expires_at: Option<Timestamp>,
+}
+
+impl Entry {
+    fn age(&self) -> (Timestamp, Seq) {
+        (self.timestamp, self.seq)
+    }
+
+    fn turn(&self) -> (Timestamp, Seq) {
+        (self.due, self.seq)
+    }
+
+    fn queue(&self) -> Queue {
+        if self.ordering_key.is_some() {
+            Queue::Keyed
+        } else if self.is_later {
+            Queue::Later
+        } else {
+            Queue::Fresh
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Queue {
+    Fresh,
+    Later,
+    Keyed,
+}
+
+/// What a window would like to be read from the store.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Want {
+    /// The first rows of *fresh* of this class.
+    Fresh(Class),
+    /// The first rows of *later* of this class.
+    Later(Class),
+    /// The heads of the keys after this one.
+    Heads { after: Option<OrderingKey> },
+    /// The head of this key, if it has one.
+    Head(OrderingKey),
+}
+
+/// Rows by age or by turn. Boxed, because most lanes have few, and a node of the map has room for eleven.
+type Rows = BTreeMap<(Timestamp, Seq), Box<Entry>>;
+
+/// What is in memory of one lane's backlog.
+#[derive(Clone, Debug)]
+pub(super) struct Window {
+    size: usize,
+    classes: [ClassWindow; 3],
+    /// Heads that are not yet due.
+    keyed_waiting: Rows,
+    /// The keys whose head is in memory.
+    heads: BTreeSet<OrderingKey>,
+    /// Keys of which a delivery is on its way or not yet recorded.
+    busy_keys: BTreeSet<OrderingKey>,
+    heads_more: bool,
+    /// The scan has to begin anew; only a read that is asked for later than this knows.
+    heads_unread: Option<u64>,
+    heads_after: Option<OrderingKey>,
+    /// When a head that did not fit will be due: then the scan begins anew.
+    heads_again_at: Option<Timestamp>,
+    /// Keys whose head is to be read.
+    heads_wanted: BTreeSet<OrderingKey>,
+    /// Reads under way, each with the number it was asked under.
+    asked: BTreeMap<Want, u64>,
+    ask_number: u64,
+    /// What has left while a read was under way, and must not come back with it: under which number it left.
+    gone: BTreeMap<DeliveryId, u64>,
+    /// Everything that is here, so that nothing is here twice: a row may be stamped anew and then be read from elsewhere.
+    known: BTreeSet<DeliveryId>,
+}
+
+#[derive(Clone, Default, Debug)]
+struct ClassWindow {
+    fresh: Rows,
+    /// The store has rows behind the last one here.
+    fresh_more: bool,
+    /// The store may have rows anywhere: read again, however many are here. The number of the last read that had been
+    /// asked for when this became known; only a later one can have seen them.
+    fresh_unread: Option<u64>,
+    /// Up to which row a read of this queue has seen everything.
+    fresh_seen: Option<Seq>,
+    /// Of *later* and *keyed*: due, and in the order in which they go.
+    ripe: Rows,
+    later_waiting: Rows,
+    /// In memory, ripe or waiting.
+    later_count: usize,
+    later_more: bool,
+    later_unread: Option<u64>,
+    later_seen: Option<Seq>,
+}
+
+/// Which entry of a window.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Place {
+    class: Class,
+    is_fresh: bool,
+    age: (Timestamp, Seq),
+}
+
+impl Window {
+    /// Knows nothing yet and wants everything.
+    pub(super) fn new(size: usize) -> Window {
+        let class = ClassWindow { fresh_unread: Some(0), later_unread: Some(0), ..ClassWindow::default() };
+        Window {
+            size,
+            classes: [class.clone(), class.clone(), class],
+            keyed_waiting: BTreeMap::new(),
+            heads: BTreeSet::new(),
+            busy_keys: BTreeSet::new(),
+            heads_more: true,
+            heads_unread: None,
+            heads_after: None,
+            heads_again_at: None,
+            heads_wanted: BTreeSet::new(),
+            asked: BTreeMap::new(),
+            ask_number: 0,
+            gone: BTreeMap::new(),
+            known: BTreeSet::new(),
+        }
+    }
+
+    /// For an endpoint that has just been made: the store has nothing either.
+    pub(super) fn empty(size: usize) -> Window {
+        let mut window = Window::new(size);
+        for class in &mut window.classes {
+            class.fresh_unread = None;
+            class.later_unread = None;
+        }
+        window.heads_more = false;
+        window
+    }
+
+    /// There may be rows in the store that are not here, and that go before those that are.
+    pub(super) fn mark_unread(&mut self) {
+        for class in &mut self.classes {
+            class.fresh_unread = Some(self.ask_number);
+            class.later_unread = Some(self.ask_number);
+        }
+        self.scan_heads_again();
+    }
+
+    /// A row that was just committed, straight from the commit. A read may have been faster: what it has seen is here, or
+    /// gone already, or behind the window.
+    pub(super) fn offer(&mut self, entry: Entry) {
+        let window = &self.classes[entry.class as usize];
+        let seen = match entry.queue() {
+            Queue::Fresh => window.fresh_seen,
+            Queue::Later => window.later_seen,
+            Queue::Keyed => None,
+        };
+        let is_known = seen >= Some(entry.seq) || self.known.contains(&entry.delivery);
+        if is_known && !plant::is(Plant::OfferedTwice) {
+            return;
+        }
+        match entry.queue() {
+            Queue::Keyed if plant::is(Plant::KeyedFromFeed) => self.insert_head(entry),
+            // Never sent from here: its head is read from the store.
+            Queue::Keyed => {
+                let key = entry.ordering_key.expect("keyed");
+                if !self.heads.contains(&key) && !self.busy_keys.contains(&key) {
+                    self.want_head(key);
+                }
+            }
+            Queue::Fresh => {
+                let (size, class) = (self.size, entry.class);
+                let window = &mut self.classes[class as usize];
+                let is_inside = !window.fresh_more || window.fresh.last_key_value().is_some_and(|(last, _)| entry.age() < *last);
+                if is_inside {
+                    self.known.insert(entry.delivery);
+                    window.fresh.insert(entry.age(), Box::new(entry));
+                }
+                if !is_inside || window.fresh.len() > size {
+                    if is_inside && let Some((_, last)) = window.fresh.pop_last() {
+                        self.known.remove(&last.delivery);
+                    }
+                    window.fresh_more = true;
+                    // A read that is under way does not know of it.
+                    if self.asked.contains_key(&Want::Fresh(class)) {
+                        window.fresh_unread = Some(self.ask_number);
+                    }
+                }
+            }
+            Queue::Later => self.insert_later(entry),
+        }
+    }
+
+    fn want_head(&mut self, key: OrderingKey) {
+        if self.heads_wanted.len() < self.size {
+            self.heads_wanted.insert(key);
+        } else {
+            self.scan_heads_again();
+        }
+    }
+
+    fn scan_heads_again(&mut self) {
+        self.heads_more = true;
+        self.heads_after = None;
+        self.heads_unread = Some(self.ask_number);
+    }
+
+    fn insert_later(&mut self, entry: Entry) {
+        let class = entry.class;
+        let window = &mut self.classes[class as usize];
+        let last = window.later_waiting.last_key_value().map(|(last, _)| *last);
+        let is_inside = !window.later_more || last.is_some_and(|last| entry.turn() < last);
+        if is_inside {
+            self.known.insert(entry.delivery);
+            window.later_waiting.insert(entry.turn(), Box::new(entry));
+            window.later_count += 1;
+        }
+        if !is_inside || window.later_count > self.size {
+            if is_inside && let Some((_, behind)) = window.later_waiting.pop_last() {
+                self.known.remove(&behind.delivery);
+                window.later_count -= 1;
+            }
+            window.later_more = true;
+            // A read that is under way does not know of it.
+            if self.asked.contains_key(&Want::Later(class)) {
+                window.later_unread = Some(self.ask_number);
+            }
+        }
+    }
+
+    /// What a read that was asked for has found. `more` says that it was cut off at its limit.
+    /// `seen` is the last row that was committed when it looked; `is_in_flight` are those that were taken and not yet settled.
+    pub(super) fn refilled(
+        &mut self,
+        want: &Want,
+        rows: Vec<Entry>,
+        more: bool,
+        seen: Seq,
+        is_in_flight: impl Fn(DeliveryId) -> bool,
+    ) {
+        // A read that nobody asked for any more: whatever it says is old.
+        let Some(asked_under) = self.asked.remove(want) else { return };
+        let mut more = more;
+        let last = rows.last().cloned();
+        let mut rows: Vec<Entry> = rows
+            .into_iter()
+            .filter(|row| {
+                let came_back = self.gone.get(&row.delivery).is_some_and(|left_under| asked_under <= *left_under)
+                    && !plant::is(Plant::StaleReadComesBack);
+                !came_back && !is_in_flight(row.delivery)
+            })
+            .collect();
+        match want {
+            Want::Fresh(class) => {
+                let window = &mut self.classes[*class as usize];
+                // Between the last row that was read and whatever lies behind it there may be others.
+                if let Some(last) = last.filter(|_| more) {
+                    while let Some(behind) = window.fresh.last_entry().filter(|entry| *entry.key() > last.age()) {
+                        self.known.remove(&behind.remove().delivery);
+                    }
+                }
+                rows.retain(|row| self.known.insert(row.delivery));
+                window.fresh_more = more && !plant::is(Plant::WindowHidesRows);
+                window.fresh_unread = window.fresh_unread.filter(|known_under| asked_under <= *known_under);
+                window.fresh_seen = window.fresh_seen.max(Some(seen));
+                for row in rows {
+                    window.fresh.insert(row.age(), Box::new(row));
+                }
+                while window.fresh.len() > self.size
+                    && let Some((_, behind)) = window.fresh.pop_last()
+                {
+                    self.known.remove(&behind.delivery);
+                    window.fresh_more = true;
+                }
+            }
+            Want::Later(class) => {
+                let window = &mut self.classes[*class as usize];
+                if let Some(last) = last.filter(|_| more) {
+                    while let Some(behind) = window.later_waiting.last_entry().filter(|entry| *entry.key() > last.turn()) {
+                        self.known.remove(&behind.remove().delivery);
+                        window.later_count -= 1;
+                    }
+                }
+                rows.retain(|row| self.known.insert(row.delivery));
+                window.later_unread = window.later_unread.filter(|known_under| asked_under <= *known_under);
+                window.later_seen = window.later_seen.max(Some(seen));
+                for row in rows {
+                    window.later_waiting.insert(row.turn(), Box::new(row));
+                    window.later_count += 1;
+                }
+                while window.later_count > self.size
+                    && let Some((_, behind)) = window.later_waiting.pop_last()
+                {
+                    self.known.remove(&behind.delivery);
+                    window.later_count -= 1;
+                    more = true;
+                }
+                window.later_more = more;
+            }
+            Want::Heads { .. } => {
+                // Whatever made the scan begin anew while this was read is not in it.
+                self.heads_unread = self.heads_unread.filter(|known_under| asked_under <= *known_under);
+                if self.heads_unread.is_none() {
+                    self.heads_after = last.and_then(|row| row.ordering_key).filter(|_| more);
+                    self.heads_more = more;
+                }
+                self.insert_heads(rows);
+            }
+            Want::Head(_) => self.insert_heads(rows),
+        }
+        match self.asked.values().min().copied() {
+            None => self.gone.clear(),
+            Some(oldest) => self.gone.retain(|_, left_under| oldest <= *left_under),
+        }
+    }
+
+    fn insert_heads(&mut self, rows: Vec<Entry>) {
+        for row in rows {
+            self.insert_head(row);
+        }
+    }
+
+    fn insert_head(&mut self, row: Entry) {
+        let key = row.ordering_key.clone().expect("a head has a key");
+        if self.busy_keys.contains(&key) || self.heads.contains(&key) || self.known.contains(&row.delivery) {
+            return;
+        }
+        if self.keyed_waiting.len() >= self.size {
+            let due = row.due;
+            self.heads_again_at = Some(self.heads_again_at.map_or(due, |again| again.min(due)));
+            return;
+        }
+        self.heads.insert(key);
+        self.known.insert(row.delivery);
+        self.keyed_waiting.insert(row.turn(), Box::new(row));
+    }
+
+    /// Moves what has become due to where it can go.
+    pub(super) fn ripen(&mut self, now: Timestamp) {
+        for class in Class::ALL {
+            let window = &mut self.classes[class as usize];
+            while let Some(first) = window.later_waiting.first_entry() {
+                let is_asked_for = plant::is(Plant::DeliverAtIgnored) && first.get().attempts == 0;
+                if first.key().0 > now && !is_asked_for {
+                    break;
+                }
+                let entry = first.remove();
+                window.ripe.insert(entry.age(), entry);
+            }
+        }
+        while let Some(first) = self.keyed_waiting.first_entry() {
+            if first.key().0 > now {
+                break;
+            }
+            let entry = first.remove();
+            let class = if entry.is_priority { Class::Priority } else { Class::Exempt };
+            self.classes[class as usize].ripe.insert(entry.age(), entry);
+        }
+        if self.heads_again_at.is_some_and(|again| again <= now) {
+            self.heads_again_at = None;
+            self.scan_heads_again();
+        }
+    }
+
+    /// The next to go: priority first, then the oldest. `rest_may_go` is false while it is quiet; `may_go` is asked of
+    /// each candidate, because a row's class may be older than the present configuration.
+    pub(super) fn best(&self, rest_may_go: bool, may_go: impl Fn(&Entry) -> bool) -> Option<Place> {
+        if plant::is(Plant::PriorityIgnored) {
+            return self.oldest(if rest_may_go { &Class::ALL } else { &[Class::Priority, Class::Exempt] }, &may_go);
+        }
+        self.oldest(&[Class::Priority], &may_go).or_else(|| {
+            let others: &[Class] = if rest_may_go { &[Class::Exempt, Class::Rest] } else { &[Class::Exempt] };
+            self.oldest(others, &may_go)
+        })
+    }
+
+    /// The oldest of these classes, whatever its priority.
+    pub(super) fn oldest(&self, classes: &[Class], may_go: impl Fn(&Entry) -> bool) -> Option<Place> {
+        classes
+            .iter()
+            .flat_map(|class| {
+                let window = &self.classes[*class as usize];
+                let first = |queue: &Rows, is_fresh| {
+                    let first = queue.iter().find(|(_, entry)| may_go(entry));
+                    let last = || queue.iter().rfind(|(_, entry)| may_go(entry));
+                    let (age, _) = if plant::is(Plant::YoungestFirst) { last() } else { first }?;
+                    let age = *age;
+                    Some(Place { class: *class, is_fresh, age })
+                };
+                [first(&window.fresh, true), first(&window.ripe, false)]
+            })
+            .flatten()
+            .min_by_key(|place| place.age)
+    }
+
+    pub(super) fn get(&self, place: Place) -> &Entry {
+        let window = &self.classes[place.class as usize];
+        let queue = if place.is_fresh { &window.fresh } else { &window.ripe };
+        queue.get(&place.age).expect("a place is used before anything changes")
+    }
+
+    /// Takes an entry out, to be sent or ended. Its key is busy until [`Window::settled`].
+    pub(super) fn take(&mut self, place: Place) -> Entry {
+        let window = &mut self.classes[place.class as usize];
+        let queue = if place.is_fresh { &mut window.fresh } else { &mut window.ripe };
+        let entry = queue.remove(&place.age).expect("a place is used before anything changes");
+        self.known.remove(&entry.delivery);
+        if entry.queue() == Queue::Later {
+            window.later_count -= 1;
+        }
+        if let Some(key) = &entry.ordering_key {
+            self.heads.remove(key);
+            if plant::is(Plant::RetryOvertakesInKey) {
+                self.want_head(key.clone());
+            } else {
+                self.busy_keys.insert(key.clone());
+            }
+        }
+        *entry
+    }
+
+    /// A taken entry has been recorded: it has ended, or it waits again.
+    pub(super) fn settled(&mut self, entry: Entry, waits_again: bool) {
+        self.left(entry.delivery);
+        if let Some(key) = entry.ordering_key.clone() {
+            self.busy_keys.remove(&key);
+            if waits_again {
+                // Nothing can have come before it, so it is still the head.
+                self.heads.insert(key);
+                self.known.insert(entry.delivery);
+                self.keyed_waiting.insert(entry.turn(), Box::new(entry));
+            } else {
+                self.want_head(key);
+            }
+        } else if waits_again {
+            self.insert_later(entry);
+        }
+    }
+
+    /// Somebody else has ended it, or taken it away.
+    pub(super) fn remove(&mut self, delivery: DeliveryId) {
+        self.left(delivery);
+        let mut found = None;
+        for window in &mut self.classes {
+            for queue in [&mut window.fresh, &mut window.ripe, &mut window.later_waiting] {
+                if let Some(place) = queue.iter().find(|(_, entry)| entry.delivery == delivery).map(|(place, _)| *place) {
+                    let entry = queue.remove(&place).expect("just found");
+                    window.later_count -= usize::from(entry.queue() == Queue::Later);
+                    found = Some(entry);
+                }
+            }
+        }
+        if let Some(place) = self.keyed_waiting.iter().find(|(_, entry)| entry.delivery == delivery).map(|(place, _)| *place) {
+            found = self.keyed_waiting.remove(&place);
+        }
+        self.known.remove(&delivery);
+        if let Some(key) = found.as_ref().and_then(|entry| entry.ordering_key.clone()) {
+            self.heads.remove(&key);
+            self.want_head(key);
+        }
+    }
+
+    fn left(&mut self, delivery: DeliveryId) {
+        if !self.asked.is_empty() {
+            self.gone.insert(delivery, self.ask_number);
+        }
+    }
+
+    /// The lists that decide over classes have changed, or rows were stamped anew: everything is read again.
+    pub(super) fn forget(&mut self) {
+        for window in &mut self.classes {
+            *window = ClassWindow::default();
+        }
+        self.keyed_waiting.clear();
+        self.heads.clear();
+        self.known.clear();
+        self.heads_again_at = None;
+        self.mark_unread();
+    }
+
+    /// What should be read from the store now. Each is asked for once until it is answered.
+    pub(super) fn wants(&mut self, low_water: usize) -> Vec<Want> {
+        let mut wants = Vec::new();
+        for class in Class::ALL {
+            let window = &self.classes[class as usize];
+            if window.fresh_unread.is_some() || window.fresh_more && window.fresh.len() < low_water {
+                wants.push(Want::Fresh(class));
+            }
+            if window.later_unread.is_some() || window.later_more && window.later_count < low_water {
+                wants.push(Want::Later(class));
+            }
+        }
+        // Heads that are not yet due take no place from those that are.
+        if self.heads_more && self.heads.len() - self.keyed_waiting.len() < low_water {
+            wants.push(Want::Heads { after: self.heads_after.clone() });
+        }
+        wants.extend(std::mem::take(&mut self.heads_wanted).into_iter().map(Want::Head));
+        wants.retain(|want| !self.asked.contains_key(want));
+        for want in &wants {
+            self.ask_number += 1;
+            self.asked.insert(want.clone(), self.ask_number);
+        }
+        wants
+    }
+
+    /// A queue has rows in the store and none here: whatever is here may not be the next to go. The read is under way.
+    pub(super) fn is_blind(&self) -> bool {
+        let classes = Class::ALL.iter().any(|class| {
+            let window = &self.classes[*class as usize];
+            let fresh = window.fresh_unread.is_some() || window.fresh_more && window.fresh.is_empty();
+            fresh || window.later_unread.is_some() || window.later_more && window.later_count == 0
+        });
+        classes || self.heads_more && self.heads.is_empty()
+    }
+
+    /// When something that is not yet due will be.
+    pub(super) fn next_due(&self) -> Option<Timestamp> {
+        let waiting = self.classes.iter().filter_map(|window| window.later_waiting.first_key_value());
+        let keyed = self.keyed_waiting.first_key_value();
+        waiting.chain(keyed).map(|((due, _), _)| *due).chain(self.heads_again_at).min()
+    }
+
+    /// Nothing here, nothing in the store, nothing being read.
+    pub(super) fn is_empty(&self) -> bool {
+        let is_empty = |window: &ClassWindow| {
+            window.fresh.is_empty()
+                && window.ripe.is_empty()
+                && window.later_waiting.is_empty()
+                && !window.fresh_more
+                && window.fresh_unread.is_none()
+                && !window.later_more
+                && window.later_unread.is_none()
+        };
+        self.classes.iter().all(is_empty)
+            && self.keyed_waiting.is_empty()
+            && self.busy_keys.is_empty()
+            && !self.heads_more
+            && self.heads_again_at.is_none()
+            && self.heads_wanted.is_empty()
+            && self.asked.is_empty()
+    }
+}

@@ -1,0 +1,115 @@
+//! What the scheduler alone costs: one dispatch, its answer, its record, and the next row offered.
+
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+use posthaste_core::bucket::{Bucket, RateLimit};
+use posthaste_core::delivery::Outcome;
+use posthaste_core::event::EventType;
+use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
+use posthaste_core::scheduler::{Backlog, Class, Command, Entry, LaneConfig, LaneMemory, Limits, Scheduler, TenantConfig};
+use posthaste_core::time::Timestamp;
+
+/// A hundred tenants, as a busy server has.
+const TENANTS: usize = 100;
+/// How much work is measured.
+const DISPATCHES: u32 = 500_000;
+const IN_FLIGHT: usize = 64;
+
+/// One row of the table.
+#[derive(Clone, Debug)]
+pub struct Row {
+    pub busy: usize,
+    pub idle: usize,
+    pub per_dispatch: Duration,
+}
+
+/// Few busy lanes, many of them, and few beside many that are idle.
+pub fn run() -> Vec<Row> {
+    [(1_000, 0), (100_000, 0), (1_000, 100_000)].map(|(busy, idle)| Row { busy, idle, per_dispatch: measure(busy, idle) }).to_vec()
+}
+
+fn measure(busy: usize, idle: usize) -> Duration {
+    let now = Timestamp::from_millis(1_800_000_000_000);
+    let mut scheduler = Scheduler::new(now, Limits::default());
+    let tenants: Vec<TenantId> = (0..TENANTS).map(|n| TenantId::parse(&format!("tenant-{n}")).expect("valid")).collect();
+    for tenant in &tenants {
+        scheduler.configure_tenant(now, tenant, TenantConfig::default(), Bucket::full());
+    }
+    let event_type = EventType::parse("order.paid").expect("valid");
+    let mut seq = 0;
+    let mut entry = || {
+        seq += 1;
+        Entry {
+            delivery: DeliveryId::from_bytes(u128::from(seq).to_be_bytes()),
+            seq,
+            timestamp: now,
+            due: now,
+            attempts: 0,
+            is_later: false,
+            event_type: event_type.clone(),
+            is_priority: false,
+            class: Class::Exempt,
+            ordering_key: None,
+            expires_at: None,
+        }
+    };
+    let endpoint = |n: usize| EndpointId::from_bytes((n as u128 + 1).to_be_bytes());
+    for n in 0..busy + idle {
+        // An idle lane has a row, and no token for it until tomorrow.
+        let limit = RateLimit::new(1, 1_000).expect("valid");
+        let (rate_limit, bucket) = if n < busy { (None, Bucket::full()) } else { (Some(limit), Bucket::empty(now, limit)) };
+        let config = LaneConfig { rate_limit, ..LaneConfig::default() };
+        let memory = LaneMemory { bucket, ..LaneMemory::new() };
+        scheduler.configure(now, &tenants[n % TENANTS], endpoint(n), config, memory, Backlog::None);
+        scheduler.offer(endpoint(n), entry());
+        if n < busy {
+            scheduler.offer(endpoint(n), entry());
+        }
+    }
+    let success = Outcome::Answered { status: 200, retry_after: None };
+    let mut in_flight = std::collections::VecDeque::new();
+    let mut dispatched = 0;
+    // Everybody has had a turn before the clock starts, so that the idle ones are parked.
+    let mut started = None;
+    while dispatched < DISPATCHES {
+        match scheduler.next(now).filter(|_| in_flight.len() < IN_FLIGHT) {
+            Some(Command::Send { endpoint, delivery, .. }) => {
+                in_flight.push_back((endpoint, delivery));
+                if started.is_some() {
+                    dispatched += 1;
+                } else if in_flight.len() == IN_FLIGHT / 2 {
+                    started = Some(Instant::now());
+                }
+            }
+            Some(command) => panic!("nothing else is asked for: {command:?}"),
+            None => {
+                let (endpoint, delivery) = in_flight.pop_front().expect("work never ends");
+                scheduler.finished(now, endpoint, delivery, &success);
+                scheduler.recorded(endpoint, delivery);
+                scheduler.offer(endpoint, entry());
+            }
+        }
+        if in_flight.len() >= IN_FLIGHT {
+            let (endpoint, delivery) = in_flight.pop_front().expect("full");
+            scheduler.finished(now, endpoint, delivery, &success);
+            scheduler.recorded(endpoint, delivery);
+            scheduler.offer(endpoint, entry());
+        }
+    }
+    started.expect("it was").elapsed() / DISPATCHES
+}
+
+/// For people: each beside the first.
+pub fn table(rows: &[Row]) -> String {
+    let first = rows[0].per_dispatch.as_secs_f64();
+    let mut text =
+        format!("{:>12} {:>12} {:>16} {:>18} {:>8}\n", "busy lanes", "idle lanes", "per dispatch", "dispatches/s", "ratio");
+    for row in rows {
+        let seconds = row.per_dispatch.as_secs_f64();
+        let (busy, idle, nanos) = (row.busy, row.idle, seconds * 1e9);
+        writeln!(text, "{busy:>12} {idle:>12} {nanos:>13.0} ns {:>18.0} {:>8.2}", 1.0 / seconds, seconds / first)
+            .expect("a String takes everything");
+    }
+    text
+}

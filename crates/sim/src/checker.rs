@@ -1,0 +1,502 @@
+//! Compares what happened with the promises, from the outside.
+//!
+//! It knows rows, configurations, hits and answers, and works out for itself what was allowed. It asks the core only for
+//! what a policy says in words (the bounds of a delay, whether it is quiet now), never for a decision.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use posthaste_core::admission::Standing;
+use posthaste_core::bucket::RateLimit;
+use posthaste_core::circuit::Breaker;
+use posthaste_core::delivery::{DeadReason, Outcome, Verdict};
+use posthaste_core::endpoint::Status;
+use posthaste_core::quiet_hours::Phase;
+use posthaste_core::scheduler::{Decision, LaneConfig};
+use posthaste_core::time::Timestamp;
+
+use crate::world::{Endpoint, Row, World};
+
+/// A promise that was broken.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Violation {
+    /// Such as `I23`.
+    pub promise: &'static str,
+    pub what: String,
+}
+
+/// One request at a receiver.
+#[derive(Clone, Debug)]
+pub(crate) struct Hit {
+    pub(crate) row: usize,
+    pub(crate) endpoint: usize,
+    pub(crate) attempt: u32,
+    pub(crate) is_probe: bool,
+    pub(crate) node: usize,
+    pub(crate) epoch: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct Checker {
+    rows: BTreeMap<usize, RowHistory>,
+    lanes: BTreeMap<usize, LaneHistory>,
+    tenants: BTreeMap<usize, Shape>,
+    /// Second and later tries of a node, while there is an incident.
+    retries: BTreeMap<(usize, u64), Shape>,
+}
+
+/// What has happened to one delivery.
+#[derive(Clone, Default)]
+struct RowHistory {
+    hits: u32,
+    /// The end of the last hit, its outcome, and its attempt number.
+    last: Option<(Timestamp, Outcome, u32)>,
+    /// A success that was not recorded because its owner died; then another hit is allowed.
+    lost_success: bool,
+    succeeded: bool,
+    /// Owners that died while a hit was on its way or not yet recorded.
+    crashes: u32,
+    /// Since when whoever asked was told that it is due and held by nothing.
+    pending_since: Option<Timestamp>,
+}
+
+#[derive(Clone, Default)]
+struct LaneHistory {
+    shape: Shape,
+    /// In the order in which answers came to the owner.
+    failures_in_a_row: u32,
+    circuit: Circuit,
+    /// All attempts, whatever they say about the endpoint.
+    failed_attempts_in_a_row: u32,
+    failing_since: Option<Timestamp>,
+    held_until: Option<Timestamp>,
+    /// Successes since the circuit has closed, until they are as many as may be in flight.
+    slow_start: Option<u32>,
+    last_hit: Option<Timestamp>,
+    /// When the present owner took over.
+    last_owner: Option<Timestamp>,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Circuit {
+    #[default]
+    Closed,
+    /// Not before this moment may a probe go.
+    Open {
+        probe_from: Timestamp,
+    },
+    Probing,
+}
+
+/// The linear check of a token bucket: x = hits − rate × time, against its lowest so far.
+#[derive(Clone, Default)]
+struct Shape {
+    limit: Option<RateLimit>,
+    hits: u32,
+    origin: Option<Timestamp>,
+    lowest: f64,
+}
+
+impl Shape {
+    fn hit(&mut self, now: Timestamp, limit: Option<RateLimit>) -> bool {
+        if self.limit != limit {
+            *self = Shape { limit, ..Shape::default() };
+        }
+        let Some(limit) = limit else { return true };
+        let origin = *self.origin.get_or_insert(now);
+        self.hits += 1;
+        let x = f64::from(self.hits) - f64::from(limit.max_per_minute()) * now.since(origin).as_secs_f64() / 60.0;
+        self.lowest = if self.hits == 1 { x } else { self.lowest.min(x) };
+        // A millisecond of slack.
+        x - self.lowest + 1.0 <= f64::from(limit.burst_capacity()) + f64::from(limit.max_per_minute()) / 60_000.0 + 1e-6
+    }
+}
+
+/// How long news may take to reach an owner: a sweep, and the reads that follow.
+const NEWS: Duration = Duration::from_secs(3);
+
+impl Checker {
+    pub(crate) fn hit_starts(&mut self, world: &World, hit: &Hit) -> Result<(), Violation> {
+        let now = world.now;
+        let row = &world.rows[hit.row];
+        let endpoint = &world.endpoints[hit.endpoint];
+        let history = self.rows.entry(hit.row).or_default();
+        let fail =
+            |promise, what: String| Err(Violation { promise, what: format!("row {} at {}: {what}", hit.row, now.to_rfc3339()) });
+
+        let Some(due) = row.due() else { return fail("I14", format!("sent although it has ended: {:?}", row.state)) };
+        if now < due {
+            return fail(if row.attempts == 0 { "I14" } else { "I12" }, format!("sent before it was due at {}", due.to_rfc3339()));
+        }
+        if row.deliver_at.is_some_and(|at| now < at) {
+            return fail("I14", "sent before deliver_at".to_owned());
+        }
+        if row.expires_at.is_some_and(|at| at <= now) {
+            return fail("A6", "sent although it has expired".to_owned());
+        }
+        if history.succeeded && !history.lost_success {
+            return fail("I9", "sent again after a success".to_owned());
+        }
+        if hit.attempt != row.attempts + 1 {
+            return fail("I10", format!("attempt {} after {} recorded ones", hit.attempt, row.attempts));
+        }
+        if hit.attempt > endpoint.config.retry.max_attempts() && endpoint.config.retry == endpoint.before_change.retry {
+            return fail("I10", format!("attempt {} of at most {}", hit.attempt, endpoint.config.retry.max_attempts()));
+        }
+        history.hits += 1;
+        if history.hits > row.attempts + 1 + history.crashes {
+            return fail(
+                "I10",
+                format!("{} hits for {} recorded attempts and {} crashes", history.hits, row.attempts, history.crashes),
+            );
+        }
+        if let Some((ended, outcome, attempt)) = &history.last
+            && *attempt == row.attempts
+            && let Some((low, _)) = endpoint.config.retry.delay_bounds(row.attempts)
+        {
+            let asked = match outcome {
+                Outcome::Answered { status: 429 | 503, retry_after: Some(wait) } => *wait,
+                Outcome::Answered { .. } | Outcome::NotSent(_) | Outcome::Silent(_) | Outcome::Blocked => Duration::ZERO,
+            };
+            if now.since(*ended) + Duration::from_millis(1) < low.max(asked) {
+                return fail("I12", format!("tried again after {:?}, at least {:?}", now.since(*ended), low.max(asked)));
+            }
+        }
+        for other in world.in_flight.values().filter(|other| other.endpoint == hit.endpoint) {
+            let same_owner = (other.node, other.epoch) == (hit.node, hit.epoch);
+            if other.row == hit.row && same_owner {
+                return fail("I13", "two requests of one delivery at once".to_owned());
+            }
+            if row.key.is_some() && world.rows[other.row].key == row.key && same_owner {
+                return fail("I20", "two requests of one key at once".to_owned());
+            }
+        }
+        if row.key.is_some()
+            && let Some(older) = world.rows[..hit.row]
+                .iter()
+                .find(|other| other.endpoint == row.endpoint && other.key == row.key && other.due().is_some())
+        {
+            return fail("I20", format!("overtakes {} of its key", older.seq));
+        }
+        self.check_order(world, hit, row, endpoint)?;
+        self.check_holds(world, hit, row, endpoint)
+    }
+
+    /// I22, and that nothing which could go is hidden by what cannot.
+    fn check_order(&self, world: &World, hit: &Hit, row: &Row, endpoint: &Endpoint) -> Result<(), Violation> {
+        let now = world.now;
+        let is_quiet = |row: &Row| {
+            let held = |config: &LaneConfig| {
+                config.schedule.as_ref().is_some_and(|schedule| {
+                    schedule.holds(&row.event_type, row.is_priority) && matches!(schedule.at(now), Phase::Quiet { .. })
+                })
+            };
+            held(&endpoint.config) || now.since(endpoint.changed_at) < NEWS && held(&endpoint.before_change)
+        };
+        if row.key.is_some() || now.since(endpoint.changed_at) < NEWS {
+            return Ok(());
+        }
+        let overtaken = world.rows.iter().enumerate().find(|(number, other)| {
+            other.endpoint == row.endpoint
+                && other.key.is_none()
+                && other.due().is_some_and(|due| due + NEWS < now)
+                && !other.is_later
+                && other.committed_at + NEWS < now
+                && self.lane(hit.endpoint).is_none_or(|lane| lane.circuit == Circuit::Closed)
+                && !world.in_flight.values().any(|flight| flight.row == *number)
+                && !is_quiet(other)
+                // It is being ended instead.
+                && endpoint.config.subscription.covers(&other.event_type)
+                && other.expires_at.is_none_or(|at| now < at)
+                && self.rows.get(number).is_none_or(|history| history.hits == 0)
+                && (other.is_priority, Reverse((other.timestamp, other.seq))) > (row.is_priority, Reverse((row.timestamp, row.seq)))
+        });
+        match overtaken {
+            Some((number, _)) if !hit.is_probe => Err(Violation {
+                promise: "I22",
+                what: format!(
+                    "row {} goes at {} before row {number}, which is older or more urgent: {row:?} before {:?}",
+                    hit.row,
+                    now.to_rfc3339(),
+                    world.rows[number]
+                ),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn lane(&self, endpoint: usize) -> Option<&LaneHistory> {
+        self.lanes.get(&endpoint)
+    }
+
+    fn check_holds(&mut self, world: &World, hit: &Hit, row: &Row, endpoint: &Endpoint) -> Result<(), Violation> {
+        let now = world.now;
+        let fail =
+            |promise, what: String| Err(Violation { promise, what: format!("row {} at {}: {what}", hit.row, now.to_rfc3339()) });
+        // A change is in force a second after it was answered; before that either setting may be.
+        let is_fresh = now.since(endpoint.changed_at) < Duration::from_secs(1);
+        let forbids = |config: &LaneConfig| -> Option<(&'static str, &'static str)> {
+            if config.status.at(now) != Status::Active {
+                return Some(("I28", "sent to an endpoint that is paused or disabled"));
+            }
+            if !config.subscription.covers(&row.event_type) {
+                return Some(("I28", "sent to an endpoint that has unsubscribed"));
+            }
+            let schedule = config.schedule.as_ref()?;
+            let is_quiet = schedule.holds(&row.event_type, row.is_priority) && matches!(schedule.at(now), Phase::Quiet { .. });
+            is_quiet.then_some(("I26", "sent in quiet hours"))
+        };
+        if let Some((promise, what)) = forbids(&endpoint.config)
+            && !(is_fresh && forbids(&endpoint.before_change).is_none())
+        {
+            return fail(promise, what.to_owned());
+        }
+        let same_epoch = |other: &&Hit| (other.node, other.epoch) == (hit.node, hit.epoch);
+        let lane_count = world.in_flight.values().filter(same_epoch).filter(|other| other.endpoint == hit.endpoint).count();
+        let cap = endpoint.config.max_in_flight.max(if is_fresh { endpoint.before_change.max_in_flight } else { 0 });
+        if lane_count >= cap as usize {
+            return fail("I25", format!("{} in flight at an endpoint that takes {cap}", lane_count + 1));
+        }
+        let tenant = &world.tenants[endpoint.tenant];
+        let tenant_count = world
+            .in_flight
+            .values()
+            .filter(same_epoch)
+            .filter(|other| world.endpoints[other.endpoint].tenant == endpoint.tenant)
+            .count();
+        if tenant_count >= tenant.config.share.max_in_flight() as usize {
+            return fail(
+                "I25",
+                format!("{} in flight of a tenant that may have {}", tenant_count + 1, tenant.config.share.max_in_flight()),
+            );
+        }
+        let node_count = world.in_flight.values().filter(same_epoch).count();
+        if node_count >= world.limits.in_flight_max as usize {
+            return fail("I25", format!("{} in flight on a node", node_count + 1));
+        }
+        let retries = self.retries.entry((hit.node, hit.epoch)).or_default();
+        if hit.attempt > 1 && !retries.hit(now, world.limits.retries) {
+            return fail("D5", "more retries than the cap for incidents allows".to_owned());
+        }
+        let shape = self.tenants.entry(endpoint.tenant).or_default();
+        if !shape.hit(now, tenant.config.rate_limit) {
+            return fail("I23", "more than the tenant's bucket allows".to_owned());
+        }
+        let lane = self.lanes.entry(hit.endpoint).or_default();
+        lane.last_hit = Some(now);
+        let limit = lane.shape.limit;
+        if !lane.shape.hit(now, limit.or(endpoint.config.rate_limit.filter(|_| !is_fresh))) {
+            return fail("I23", format!("more than the bucket allows: {limit:?}"));
+        }
+        if lane.slow_start.is_some_and(|successes| lane_count > successes as usize) {
+            return fail("B4", format!("{} in flight so soon after the circuit has closed", lane_count + 1));
+        }
+        if lane.held_until.is_some_and(|until| now < until) {
+            return fail("I12", "sent although the receiver asked everybody to wait".to_owned());
+        }
+        match lane.circuit {
+            Circuit::Closed => {}
+            Circuit::Open { probe_from } if probe_from <= now => lane.circuit = Circuit::Probing,
+            Circuit::Open { .. } => return fail("I27", "sent although the circuit is open".to_owned()),
+            Circuit::Probing => return fail("I27", "sent although a probe is on its way".to_owned()),
+        }
+        Ok(())
+    }
+
+    /// A test-send takes a token like everybody else.
+    pub(crate) fn test_send(&mut self, world: &World, endpoint: usize) -> Result<(), Violation> {
+        let tenant = world.endpoints[endpoint].tenant;
+        let lane = self.lanes.entry(endpoint).or_default();
+        lane.last_hit = Some(world.now);
+        let limit = lane.shape.limit;
+        let is_shaped = lane.shape.hit(world.now, limit)
+            && self.tenants.entry(tenant).or_default().hit(world.now, world.tenants[tenant].config.rate_limit);
+        if is_shaped {
+            Ok(())
+        } else {
+            Err(Violation { promise: "I23", what: format!("a test-send without a token at {}", world.now.to_rfc3339()) })
+        }
+    }
+
+    pub(crate) fn hit_ends(&mut self, world: &World, hit: &Hit, outcome: &Outcome) {
+        let history = self.rows.entry(hit.row).or_default();
+        history.last = Some((world.now, *outcome, hit.attempt));
+        history.succeeded |= matches!(outcome, Outcome::Answered { status: 200..=299, .. });
+    }
+
+    /// The owner has heard the answer and decided.
+    pub(crate) fn decided(&mut self, world: &World, hit: &Hit, outcome: &Outcome, decision: &Decision) -> Result<(), Violation> {
+        let now = world.now;
+        let endpoint = &world.endpoints[hit.endpoint];
+        let fail =
+            |promise, what: String| Err(Violation { promise, what: format!("row {} at {}: {what}", hit.row, now.to_rfc3339()) });
+        let policy = &endpoint.config.retry;
+        let is_last = hit.attempt >= policy.max_attempts();
+        let expected = match outcome {
+            Outcome::Answered { status: 200..=299, .. } => Some(Verdict::Delivered),
+            Outcome::Answered { status, .. }
+                if matches!(status, 408 | 409 | 425 | 429 | 500..) || policy.also_statuses().contains(status) =>
+            {
+                None
+            }
+            Outcome::Answered { status: 410, .. } => Some(Verdict::Dead(DeadReason::EndpointGone)),
+            Outcome::Answered { .. } => Some(Verdict::Dead(DeadReason::PermanentFailure)),
+            Outcome::NotSent(_) | Outcome::Silent(_) | Outcome::Blocked => None,
+        };
+        let is_right = match (expected, decision.verdict) {
+            (Some(expected), verdict) => expected == verdict,
+            (None, Verdict::RetryAt(_)) => !is_last,
+            (None, Verdict::Dead(DeadReason::MaxAttemptsExceeded)) => is_last,
+            (None, Verdict::Dead(_) | Verdict::Delivered) => false,
+        };
+        if !is_right {
+            return fail("I11", format!("{outcome:?} at attempt {} led to {:?}", hit.attempt, decision.verdict));
+        }
+        if let Verdict::RetryAt(at) = decision.verdict
+            && let Some((low, high)) = policy.delay_bounds(hit.attempt)
+        {
+            let asked = match outcome {
+                Outcome::Answered { status: 429 | 503, retry_after: Some(wait) } => *wait,
+                Outcome::Answered { .. } | Outcome::NotSent(_) | Outcome::Silent(_) | Outcome::Blocked => Duration::ZERO,
+            };
+            let wait = at.since(now);
+            if wait < low.max(asked) || wait > high.max(asked) {
+                return fail("I12", format!("waits {wait:?}, from {:?} to {:?} is right", low.max(asked), high.max(asked)));
+            }
+        }
+        let lane = self.lanes.entry(hit.endpoint).or_default();
+        if let Outcome::Answered { status: 429 | 503, retry_after: Some(wait) } = outcome {
+            lane.held_until = lane.held_until.max(Some(now + (*wait).min(Duration::from_mins(15))));
+        }
+        let signal = match outcome {
+            Outcome::Answered { status: 200..=299, .. } => Some(true),
+            Outcome::Answered { status: 408 | 425 | 429 | 500..=599, .. } | Outcome::NotSent(_) | Outcome::Silent(_) => Some(false),
+            Outcome::Answered { .. } | Outcome::Blocked => None,
+        };
+        let circuit = &endpoint.config.circuit;
+        let probe_from = now + circuit.probe_interval();
+        match (lane.circuit, signal) {
+            (Circuit::Closed, Some(true)) => {
+                lane.failures_in_a_row = 0;
+                lane.slow_start =
+                    lane.slow_start.map(|successes| successes + 1).filter(|successes| *successes < endpoint.config.max_in_flight);
+            }
+            (Circuit::Closed, Some(false)) => {
+                lane.failures_in_a_row += 1;
+                if lane.failures_in_a_row >= circuit.failure_threshold() {
+                    lane.circuit = Circuit::Open { probe_from };
+                    lane.slow_start = None;
+                }
+            }
+            (Circuit::Probing, Some(true)) if hit.is_probe => {
+                lane.circuit = Circuit::Closed;
+                lane.failures_in_a_row = 0;
+                lane.slow_start = Some(0);
+            }
+            (Circuit::Probing, Some(false) | None) if hit.is_probe => lane.circuit = Circuit::Open { probe_from },
+            (Circuit::Closed | Circuit::Open { .. } | Circuit::Probing, _) => {}
+        }
+        if decision.verdict == Verdict::Delivered {
+            lane.failed_attempts_in_a_row = 0;
+            lane.failing_since = None;
+        } else {
+            lane.failed_attempts_in_a_row += 1;
+            lane.failing_since.get_or_insert(now);
+        }
+        let is_gone = decision.verdict == Verdict::Dead(DeadReason::EndpointGone);
+        let has_failed_enough = lane.failed_attempts_in_a_row >= 100
+            || lane.failing_since.is_some_and(|since| now.since(since) >= Duration::from_hours(120));
+        if decision.disables_endpoint && !is_gone && !has_failed_enough {
+            return fail("I29", format!("disabled after {} failures", lane.failed_attempts_in_a_row));
+        }
+        if is_gone && !decision.disables_endpoint {
+            return fail("I11", "a 410 did not disable the endpoint".to_owned());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn limit_changed(&mut self, endpoint: usize, limit: Option<RateLimit>) {
+        let lane = self.lanes.entry(endpoint).or_default();
+        if lane.shape.limit != limit {
+            lane.shape = Shape { limit, ..Shape::default() };
+        }
+    }
+
+    /// Whatever this owner had on its way is lost.
+    pub(crate) fn owner_died(&mut self, endpoint: usize) {
+        self.lanes.entry(endpoint).or_default().held_until = None;
+    }
+
+    /// Nothing is left to send there: whatever comes next is no backlog.
+    pub(crate) fn drained(&mut self, endpoint: usize) {
+        self.lanes.entry(endpoint).or_default().slow_start = None;
+    }
+
+    /// For each row of the dead owner that was on its way or not yet recorded.
+    pub(crate) fn lost(&mut self, row: usize) {
+        let history = self.rows.entry(row).or_default();
+        history.crashes += 1;
+        history.lost_success = true;
+        history.last = None;
+    }
+
+    /// A new owner starts with what was written down.
+    pub(crate) fn taken_over(&mut self, endpoint: usize, breaker: Breaker, now: Timestamp) {
+        let lane = self.lanes.entry(endpoint).or_default();
+        lane.last_owner = Some(now);
+        lane.slow_start = None;
+        lane.failures_in_a_row = breaker.consecutive_failures();
+        lane.circuit = match (breaker, lane.circuit) {
+            (Breaker::Closed { .. }, _) => Circuit::Closed,
+            (Breaker::Open { probe_at, .. }, _) => Circuit::Open { probe_from: probe_at },
+            (Breaker::HalfOpen { probe_started, .. }, _) => Circuit::Open { probe_from: probe_started },
+        };
+    }
+
+    /// Somebody has asked after a delivery.
+    pub(crate) fn seen(&mut self, world: &World, number: usize, standing: Standing, is_concurrency: bool) -> Result<(), Violation> {
+        let row = &world.rows[number];
+        let history = self.rows.entry(number).or_default();
+        let lane = self.lanes.entry(row.endpoint).or_default();
+        let is_idle =
+            !world.in_flight.values().any(|hit| world.endpoints[hit.endpoint].tenant == world.endpoints[row.endpoint].tenant);
+        if standing != Standing::Pending || is_concurrency || !is_idle {
+            history.pending_since = None;
+            return Ok(());
+        }
+        let since = *history.pending_since.get_or_insert(world.now);
+        let since = since
+            .max(lane.last_hit.unwrap_or(since))
+            .max(lane.last_owner.unwrap_or(since))
+            .max(world.endpoints[row.endpoint].changed_at);
+        if world.now.since(since) > Duration::from_secs(10) {
+            return Err(Violation {
+                promise: "I6",
+                what: format!(
+                    "row {number} at {}: due, held by nothing, and not sent since {}",
+                    world.now.to_rfc3339(),
+                    since.to_rfc3339()
+                ),
+            });
+        }
+        Ok(())
+    }
+
+    /// Everything has healed and nothing is left to happen.
+    pub(crate) fn at_the_end(rows: &[Row], endpoints: &[Endpoint]) -> Result<(), Violation> {
+        let mut stuck = BTreeSet::new();
+        for (number, row) in rows.iter().enumerate() {
+            if row.due().is_some() && endpoints[row.endpoint].config.status == Status::Active {
+                stuck.insert(number);
+            }
+        }
+        match stuck.first() {
+            None => Ok(()),
+            Some(number) => Err(Violation {
+                promise: "I6",
+                what: format!("row {number} and {} more never ended: {:?}", stuck.len() - 1, rows[*number]),
+            }),
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Worlds from seeds: no promise broken, everything visited, every known bug found.
+
+use posthaste_core::admission::HoldReason;
+use posthaste_core::delivery::DeadReason;
+use posthaste_core::plant::Plant;
+use posthaste_sim::{seeds, world};
+
+#[test]
+fn two_thousand_worlds_break_no_promise_and_visit_everything() {
+    let summary = seeds::run(0..2_000, None, false);
+    println!("{summary}");
+    assert!(summary.violations.is_empty(), "{summary}");
+    let mut expected: Vec<String> = HoldReason::ALL.iter().map(|reason| format!("standing: held: {}", reason.name())).collect();
+    // A payload is damaged in a store, and there is none here.
+    expected.extend(
+        DeadReason::ALL
+            .iter()
+            .filter(|reason| **reason != DeadReason::Corrupt)
+            .map(|reason| format!("standing: dead: {}", reason.name())),
+    );
+    expected.extend(
+        ["pending", "delivering", "delivered", "cancelled: requested", "cancelled: unsubscribed"]
+            .map(|name| format!("standing: {name}")),
+    );
+    expected.extend(
+        ["waiting to delivered", "waiting to waiting again", "waiting to expired", "cancel refused in flight"]
+            .map(|name| format!("edge: {name}")),
+    );
+    expected.extend(["crash", "news lost", "answer to a dead node"].map(|name| format!("fault: {name}")));
+    for name in expected {
+        assert!(summary.visited.get(&name).is_some_and(|count| *count > 0), "{name} was never met");
+    }
+}
+
+#[test]
+fn the_same_seed_is_the_same_world() {
+    for seed in 0..50 {
+        assert_eq!(world::run(seed, None).hash, world::run(seed, None).hash, "seed {seed}");
+    }
+    assert_ne!(world::run(1, None).hash, world::run(2, None).hash);
+}
+
+#[test]
+fn every_known_bug_is_found() {
+    let mut missed = vec![];
+    for plant in Plant::ALL {
+        let summary = seeds::run(0..500, Some(*plant), false);
+        match summary.violations.first_key_value() {
+            Some((seed, violation)) => println!("{:<28} seed {seed:>3} {}", plant.name(), violation.promise),
+            None => missed.push(plant.name()),
+        }
+    }
+    assert!(missed.is_empty(), "not found in 500 worlds: {missed:?}");
+    assert!(Plant::ALL.len() >= 20);
+}
