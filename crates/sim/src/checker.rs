@@ -73,6 +73,7 @@ struct LaneHistory {
     held_until: Option<Timestamp>,
     /// Successes since the circuit has closed, until they are as many as may be in flight.
     slow_start: Option<u32>,
+    /// When a hit last started or ended there.
     last_hit: Option<Timestamp>,
     /// When the present owner took over.
     last_owner: Option<Timestamp>,
@@ -320,6 +321,8 @@ impl Checker {
     }
 
     pub(crate) fn hit_ends(&mut self, world: &World, hit: &Hit, outcome: &Outcome) {
+        // A slot has become free.
+        self.lanes.entry(hit.endpoint).or_default().last_hit = Some(world.now);
         let history = self.rows.entry(hit.row).or_default();
         history.last = Some((world.now, *outcome, hit.attempt));
         history.succeeded |= matches!(outcome, Outcome::Answered { status: 200..=299, .. });
@@ -458,6 +461,10 @@ impl Checker {
     pub(crate) fn seen(&mut self, world: &World, number: usize, standing: Standing, is_concurrency: bool) -> Result<(), Violation> {
         let row = &world.rows[number];
         let history = self.rows.entry(number).or_default();
+        let tenant_hit = (0..world.endpoints.len())
+            .filter(|other| world.endpoints[*other].tenant == world.endpoints[row.endpoint].tenant)
+            .filter_map(|other| self.lanes.get(&other)?.last_hit)
+            .max();
         let lane = self.lanes.entry(row.endpoint).or_default();
         let is_idle =
             !world.in_flight.values().any(|hit| world.endpoints[hit.endpoint].tenant == world.endpoints[row.endpoint].tenant);
@@ -466,10 +473,23 @@ impl Checker {
             return Ok(());
         }
         let since = *history.pending_since.get_or_insert(world.now);
-        let since = since
-            .max(lane.last_hit.unwrap_or(since))
-            .max(lane.last_owner.unwrap_or(since))
-            .max(world.endpoints[row.endpoint].changed_at);
+        // Between two looks it may have been held by something that has ended by itself.
+        let endpoint = &world.endpoints[row.endpoint];
+        let paused_until = match endpoint.config.status {
+            Status::Paused { until } => until,
+            Status::Active | Status::Disabled => None,
+        };
+        let was_quiet = endpoint.config.schedule.as_ref().is_some_and(|schedule| {
+            schedule.holds(&row.event_type, row.is_priority)
+                && matches!(schedule.at(world.now - Duration::from_secs(10)), Phase::Quiet { .. })
+        });
+        if was_quiet {
+            return Ok(());
+        }
+        let since = [lane.last_hit, lane.last_owner, lane.held_until, tenant_hit, paused_until, Some(endpoint.changed_at)]
+            .into_iter()
+            .flatten()
+            .fold(since, Timestamp::max);
         if world.now.since(since) > Duration::from_secs(10) {
             return Err(Violation {
                 promise: "I6",
