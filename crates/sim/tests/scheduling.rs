@@ -205,3 +205,21 @@ fn weights_divide_the_machine() {
     let ratio = count(heavy) / count(light);
     assert!((2.0..4.5).contains(&ratio), "three times the weight got {ratio} times as much");
 }
+
+#[test]
+fn test_sends_beyond_every_cap_harm_nobody() {
+    let start = Timestamp::from_millis(1_800_000_000_000);
+    let mut hall = Hall::new(start, Limits { in_flight_max: 2, ..Limits::default() });
+    let endpoint = hall.endpoint("acme", Share::new(1, 2).unwrap(), LaneConfig::default(), Duration::from_millis(10), 20);
+    for _ in 0..5 {
+        assert_eq!(hall.scheduler.start_test_send(start, endpoint), Ok(()));
+    }
+    assert!(hall.scheduler.facts(start, endpoint).is_some_and(|facts| !facts.has_slot));
+    hall.run(start + Duration::from_millis(1));
+    assert!(hall.hits.is_empty(), "there is no room beside them");
+    for _ in 0..5 {
+        hall.scheduler.finish_test_send(endpoint);
+    }
+    hall.run(start + Duration::from_mins(1));
+    assert_eq!(hall.hits.len(), 20);
+}

@@ -270,7 +270,7 @@ impl Scheduler {
         self.wake(now);
         while self.in_flight < self.limits.in_flight_max {
             let tenant_number = *self.ring.front()?;
-            let free = self.limits.in_flight_max - self.in_flight;
+            let free = self.free();
             let tenant = &mut self.tenants[tenant_number];
             if let Some(slots) = tenant.slots_needed(free) {
                 self.leave_ring();
@@ -442,7 +442,7 @@ impl Scheduler {
     pub fn facts(&self, now: Timestamp, endpoint: EndpointId) -> Option<LaneFacts<'_>> {
         let lane = self.lane(*self.lane_numbers.get(&endpoint)?);
         let tenant = &self.tenants[lane.tenant];
-        let free = self.limits.in_flight_max - self.in_flight;
+        let free = self.free();
         Some(LaneFacts {
             status: lane.config.status,
             breaker: lane.memory.breaker,
@@ -471,10 +471,15 @@ impl Scheduler {
         self.lane_numbers.len()
     }
 
+    /// Test-sends may take more than there are.
+    fn free(&self) -> u32 {
+        self.limits.in_flight_max.saturating_sub(self.in_flight)
+    }
+
     fn slot_is_free(&mut self, number: usize) {
         let tenant_number = self.lane(number).tenant;
         self.in_flight -= 1;
-        let free = self.limits.in_flight_max - self.in_flight;
+        let free = self.free();
         while let Some((slots, waiter)) = self.slot_waiters.first().copied() {
             if slots > free {
                 break;
