@@ -61,6 +61,12 @@ plants! {
     IncidentCapIgnored "incident-cap-ignored" "retries are not capped in an incident",
     TestSendWithoutToken "test-send-without-token" "a test-send takes no token",
     NoSlowStart "no-slow-start" "a lane goes from nothing to everything when its circuit closes",
+    HandOverForgetsFlights "hand-over-forgets-flights" "a new owner does not know what the old one has in flight",
+    FrozenNodeGoesOn "frozen-node-goes-on" "a node that was frozen past its lease sends on",
+    OldEpochIsRecorded "old-epoch-is-recorded" "a record of a node that has lost its lease is taken",
+    ReplayOvertakes "replay-overtakes" "a replay goes by the age of its events, before live traffic",
+    TimeoutsFallDaily "timeouts-fall-daily" "a timeout is shortened every day, not every week",
+    PinIsLearned "pin-is-learned" "what was learned replaces the value that a person has chosen",
     NotFoundIsRetried "not-found-is-retried" "permanent answers are tried again",
 }
 

@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use crate::latency::LatencySketch;
+use crate::plant::{self, Plant};
 use crate::time::{Timestamp, millis};
 
 /// What the operator set for everybody. Per endpoint only [`Mode`] differs.
@@ -174,9 +175,11 @@ impl Adaptive {
     /// What applies now, and why.
     pub fn in_force(&self, mode: Mode, rules: &TimeoutRules) -> (Duration, Method) {
         match (mode, &self.learned) {
-            (Mode::Manual(pinned), _) => (pinned.as_duration(), Method::Manual),
-            (Mode::Adaptive, Some(learned)) => (learned.timeout, Method::Adaptive),
-            (Mode::Adaptive, None) => (rules.default, Method::Default),
+            (Mode::Manual(pinned), learned) if learned.is_none() || !plant::is(Plant::PinIsLearned) => {
+                (pinned.as_duration(), Method::Manual)
+            }
+            (_, Some(learned)) => (learned.timeout, Method::Adaptive),
+            (_, None) => (rules.default, Method::Default),
         }
     }
 
@@ -235,7 +238,11 @@ impl Adaptive {
             return computed;
         }
         let may_go_all_the_way = match self.descent {
-            Descent::Shortened { since, .. } | Descent::Undone { since } if now.since(since) < REST => return present,
+            Descent::Shortened { since, .. } | Descent::Undone { since }
+                if now.since(since) < REST && !plant::is(Plant::TimeoutsFallDaily) =>
+            {
+                return present;
+            }
             Descent::Shortened { half_way, .. } => half_way,
             Descent::Undone { .. } | Descent::None => false,
         };

@@ -13,8 +13,9 @@ use posthaste_core::circuit::Breaker;
 use posthaste_core::delivery::{DeadReason, Outcome, Verdict};
 use posthaste_core::endpoint::Status;
 use posthaste_core::quiet_hours::Phase;
-use posthaste_core::scheduler::{Decision, LaneConfig};
+use posthaste_core::scheduler::{Decision, LaneConfig, LaneMemory};
 use posthaste_core::time::Timestamp;
+use posthaste_core::timeout::Mode;
 
 use crate::world::{Endpoint, Row, World};
 
@@ -35,6 +36,8 @@ pub(crate) struct Hit {
     pub(crate) is_probe: bool,
     pub(crate) node: usize,
     pub(crate) epoch: u64,
+    pub(crate) started: Timestamp,
+    pub(crate) timeout: Duration,
 }
 
 #[derive(Default)]
@@ -75,8 +78,12 @@ struct LaneHistory {
     slow_start: Option<u32>,
     /// When a hit last started or ended there.
     last_hit: Option<Timestamp>,
-    /// When the present owner took over.
+    /// When the present owner took over, or ran again after it was frozen.
     last_owner: Option<Timestamp>,
+    /// When it ran again after it was frozen; what has changed since then it hears at that moment.
+    thawed_at: Option<Timestamp>,
+    /// When its timeout was last made shorter.
+    shortened_at: Option<Timestamp>,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -126,6 +133,9 @@ impl Checker {
         let fail =
             |promise, what: String| Err(Violation { promise, what: format!("row {} at {}: {what}", hit.row, now.to_rfc3339()) });
 
+        if world.owner_of(hit.endpoint) != hit.node {
+            return fail("I34", "sent by a node that has lost it".to_owned());
+        }
         let Some(due) = row.due() else { return fail("I14", format!("sent although it has ended: {:?}", row.state)) };
         if now < due {
             return fail(if row.attempts == 0 { "I14" } else { "I12" }, format!("sent before it was due at {}", due.to_rfc3339()));
@@ -195,9 +205,12 @@ impl Checker {
             };
             held(&endpoint.config) || now.since(endpoint.changed_at) < NEWS && held(&endpoint.before_change)
         };
-        if row.key.is_some() || now.since(endpoint.changed_at) < NEWS {
+        let is_catching_up = self.lane(hit.endpoint).and_then(|lane| lane.last_owner).is_some_and(|at| now.since(at) < NEWS);
+        if row.key.is_some() || now.since(endpoint.changed_at) < NEWS || is_catching_up {
             return Ok(());
         }
+        // A replay stands where it was asked for.
+        let age = |row: &Row| (row.replayed_at.unwrap_or(row.timestamp), row.seq);
         let overtaken = world.rows.iter().enumerate().find(|(number, other)| {
             other.endpoint == row.endpoint
                 && other.key.is_none()
@@ -211,7 +224,7 @@ impl Checker {
                 && endpoint.config.subscription.covers(&other.event_type)
                 && other.expires_at.is_none_or(|at| now < at)
                 && self.rows.get(number).is_none_or(|history| history.hits == 0)
-                && (other.is_priority, Reverse((other.timestamp, other.seq))) > (row.is_priority, Reverse((row.timestamp, row.seq)))
+                && (other.is_priority, Reverse(age(other))) > (row.is_priority, Reverse(age(row)))
         });
         match overtaken {
             Some((number, _)) if !hit.is_probe => Err(Violation {
@@ -236,7 +249,8 @@ impl Checker {
         let fail =
             |promise, what: String| Err(Violation { promise, what: format!("row {} at {}: {what}", hit.row, now.to_rfc3339()) });
         // A change is in force a second after it was answered; before that either setting may be.
-        let is_fresh = now.since(endpoint.changed_at) < Duration::from_secs(1);
+        let has_thawed = self.lane(hit.endpoint).and_then(|lane| lane.thawed_at).is_some_and(|at| now == at);
+        let is_fresh = now.since(endpoint.changed_at) < Duration::from_secs(1) || has_thawed;
         let forbids = |config: &LaneConfig| -> Option<(&'static str, &'static str)> {
             if config.status.at(now) != Status::Active {
                 return Some(("I28", "sent to an endpoint that is paused or disabled"));
@@ -320,12 +334,46 @@ impl Checker {
         }
     }
 
-    pub(crate) fn hit_ends(&mut self, world: &World, hit: &Hit, outcome: &Outcome) {
+    pub(crate) fn hit_ends(&mut self, world: &World, hit: &Hit, outcome: &Outcome) -> Result<(), Violation> {
+        let took = world.now.since(hit.started);
+        if took > hit.timeout + Duration::from_secs(1) {
+            return Err(Violation { promise: "I30", what: format!("row {}: {took:?} under {:?}", hit.row, hit.timeout) });
+        }
         // A slot has become free.
         self.lanes.entry(hit.endpoint).or_default().last_hit = Some(world.now);
         let history = self.rows.entry(hit.row).or_default();
         history.last = Some((world.now, *outcome, hit.attempt));
         history.succeeded |= matches!(outcome, Outcome::Answered { status: 200..=299, .. });
+        Ok(())
+    }
+
+    /// A timeout was computed anew: what a person has chosen stays, the rest keeps its bounds and falls at most weekly.
+    pub(crate) fn timeout_computed(
+        &mut self,
+        endpoint: usize,
+        now: Timestamp,
+        mode: Mode,
+        before: Duration,
+        after: Duration,
+    ) -> Result<(), Violation> {
+        let lane = self.lanes.entry(endpoint).or_default();
+        let fail = |what: String| Err(Violation { promise: "I30", what: format!("endpoint {endpoint}: {what}") });
+        if let Mode::Manual(pinned) = mode {
+            return if after == pinned.as_duration() { Ok(()) } else { fail(format!("{pinned:?} became {after:?}")) };
+        }
+        if !(Duration::from_secs(1)..=Duration::from_secs(30)).contains(&after) {
+            return fail(format!("{after:?} is out of bounds"));
+        }
+        if after < before {
+            if lane.shortened_at.is_some_and(|last| now.since(last) < Duration::from_hours(7 * 24)) {
+                return fail("shortened twice in a week".to_owned());
+            }
+            if after * 4 < before * 3 {
+                return fail(format!("from {before:?} to {after:?} in a first step"));
+            }
+            lane.shortened_at = Some(now);
+        }
+        Ok(())
     }
 
     /// The owner has heard the answer and decided.
@@ -368,6 +416,10 @@ impl Checker {
                 return fail("I12", format!("waits {wait:?}, from {:?} to {:?} is right", low.max(asked), high.max(asked)));
             }
         }
+        // What a leaver still hears counts for its delivery alone.
+        if world.owner_of(hit.endpoint) != hit.node {
+            return Ok(());
+        }
         let lane = self.lanes.entry(hit.endpoint).or_default();
         if let Outcome::Answered { status: 429 | 503, retry_after: Some(wait) } = outcome {
             lane.held_until = lane.held_until.max(Some(now + (*wait).min(Duration::from_mins(15))));
@@ -382,8 +434,11 @@ impl Checker {
         match (lane.circuit, signal) {
             (Circuit::Closed, Some(true)) => {
                 lane.failures_in_a_row = 0;
-                lane.slow_start =
-                    lane.slow_start.map(|successes| successes + 1).filter(|successes| *successes < endpoint.config.max_in_flight);
+                // Until its owner hears of a change, the cap before it is in force.
+                let is_fresh = now.since(endpoint.changed_at) < Duration::from_secs(1);
+                let before = if is_fresh { endpoint.before_change.max_in_flight } else { u32::MAX };
+                let cap = endpoint.config.max_in_flight.min(before);
+                lane.slow_start = lane.slow_start.map(|successes| successes + 1).filter(|successes| *successes < cap);
             }
             (Circuit::Closed, Some(false)) => {
                 lane.failures_in_a_row += 1;
@@ -444,11 +499,24 @@ impl Checker {
         history.last = None;
     }
 
-    /// A new owner starts with what was written down.
-    pub(crate) fn taken_over(&mut self, endpoint: usize, breaker: Breaker, now: Timestamp) {
+    /// An owner that was frozen hears all of its news at once.
+    pub(crate) fn catching_up(&mut self, endpoint: usize, now: Timestamp) {
         let lane = self.lanes.entry(endpoint).or_default();
         lane.last_owner = Some(now);
-        lane.slow_start = None;
+        lane.thawed_at = Some(now);
+    }
+
+    /// A new owner starts with what the one before knew. What that one has still on its way it will judge for itself.
+    pub(crate) fn handed_over(&mut self, endpoint: usize, memory: LaneMemory, now: Timestamp) {
+        self.taken_over(endpoint, memory, now);
+    }
+
+    /// A new owner starts with what was written down.
+    pub(crate) fn taken_over(&mut self, endpoint: usize, memory: LaneMemory, now: Timestamp) {
+        let breaker = memory.breaker;
+        let lane = self.lanes.entry(endpoint).or_default();
+        lane.last_owner = Some(now);
+        lane.slow_start = memory.slow_start;
         lane.failures_in_a_row = breaker.consecutive_failures();
         lane.circuit = match (breaker, lane.circuit) {
             (Breaker::Closed { .. }, _) => Circuit::Closed,

@@ -5,6 +5,7 @@
 
 pub mod bench;
 mod checker;
+mod draw;
 pub mod fleet;
 pub mod seeds;
 pub mod world;

@@ -3,16 +3,19 @@
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
 use posthaste_core::bucket::{Bucket, RateLimit};
-use posthaste_core::delivery::Outcome;
+use posthaste_core::circuit::CircuitPolicy;
+use posthaste_core::delivery::{Outcome, Verdict};
 use posthaste_core::event::{EventType, TypePatterns};
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
 use posthaste_core::quiet_hours::{Days, QuietHours, TimeOfDay, Window};
+use posthaste_core::retry::{RetryPolicy, Strategy};
 use posthaste_core::scheduler::{Backlog, Class, Command, Entry, LaneConfig, LaneMemory, Limits, Scheduler, TenantConfig, Want};
 use posthaste_core::tenant::Share;
+use posthaste_core::text::OrderingKey;
 use posthaste_core::time::Timestamp;
 
 /// Lanes with a backlog in a store, and receivers that always answer after a while.
@@ -131,6 +134,110 @@ fn c4_ten_thousand_held_overnight_drain_at_the_shaped_rate() {
     assert_eq!(at_once, 250);
     let minutes = hall.hits[9_999].0.since(opening).as_secs_f64() / 60.0;
     assert!((minutes - 97.5).abs() < 0.975, "the last after {minutes} minutes");
+    // I24: 100 a minute are 16.7 in any ten seconds.
+    for start in (0..).map(|n| opening + Duration::from_millis(500 * n)) {
+        let end = start + Duration::from_secs(10);
+        if end > hall.hits[9_999].0 {
+            break;
+        }
+        let first = hall.hits.partition_point(|(at, _)| *at < start);
+        let hits = hall.hits.partition_point(|(at, _)| *at < end) - first;
+        assert!(hits >= 15, "{hits} from {} on", start.to_rfc3339());
+    }
+}
+
+/// Ten keys of one endpoint that takes four at once, an event each 2 ms: how long each of nine keys waited. The tenth is
+/// refused, and waits for an hour between two tries.
+fn waits_of_nine_keys(is_tenth_refused: bool) -> Vec<Duration> {
+    let start = Timestamp::parse("2026-06-01T00:00:00Z").unwrap();
+    let (tenant, endpoint) = (TenantId::parse("acme").unwrap(), EndpointId::from_bytes([7; 16]));
+    let retry =
+        RetryPolicy::new(Strategy::Schedule { delays: vec![Duration::from_hours(1); 4], jitter_percent: 0 }, 5, BTreeSet::new());
+    let circuit = CircuitPolicy::new(100, Duration::from_mins(1)).unwrap();
+    let config = LaneConfig { max_in_flight: 4, retry: retry.unwrap(), circuit, ..LaneConfig::default() };
+    let mut scheduler = Scheduler::new(start, Limits { window: 8, low_water: 4, ..Limits::default() });
+    scheduler.configure_tenant(start, &tenant, TenantConfig::default(), Bucket::full());
+    scheduler.configure(start, &tenant, endpoint, config, LaneMemory::new(), Backlog::None);
+    let key_of = |seq: u64| OrderingKey::parse(&format!("key-{}", seq % 10)).unwrap();
+    // What is unfinished, in the order of acceptance.
+    let mut rows: BTreeMap<u64, Entry> = BTreeMap::new();
+    let mut answers: BinaryHeap<Reverse<(Timestamp, u64)>> = BinaryHeap::new();
+    let mut waits = Vec::new();
+    for tick in 0..20_000u64 {
+        let now = start + Duration::from_millis(tick);
+        if tick % 2 == 0 {
+            let seq = tick / 2 + 1;
+            let entry = Entry {
+                delivery: DeliveryId::from_bytes(u128::from(seq).to_be_bytes()),
+                seq,
+                timestamp: now,
+                due: now,
+                attempts: 0,
+                is_later: false,
+                event_type: EventType::parse("order.paid").unwrap(),
+                is_priority: false,
+                class: Class::Exempt,
+                ordering_key: Some(key_of(seq)),
+                expires_at: None,
+            };
+            rows.insert(seq, entry.clone());
+            scheduler.offer(endpoint, entry);
+        }
+        while answers.peek().is_some_and(|Reverse((at, _))| *at <= now) {
+            let Reverse((_, seq)) = answers.pop().unwrap();
+            let is_refused = is_tenth_refused && seq % 10 == 0;
+            let outcome = Outcome::Answered { status: if is_refused { 500 } else { 200 }, retry_after: None };
+            let delivery = rows[&seq].delivery;
+            match scheduler.finished(now, endpoint, delivery, &outcome).verdict {
+                Verdict::RetryAt(due) => rows.get_mut(&seq).unwrap().due = due,
+                Verdict::Delivered | Verdict::Dead(_) => drop(rows.remove(&seq)),
+            }
+            scheduler.recorded(endpoint, delivery);
+        }
+        while let Some(command) = scheduler.next(now) {
+            match command {
+                Command::Read { want, limit, .. } => {
+                    let mut heads: BTreeMap<OrderingKey, Entry> = BTreeMap::new();
+                    for row in rows.values() {
+                        heads.entry(row.ordering_key.clone().unwrap()).or_insert(row.clone());
+                    }
+                    let found: Vec<Entry> = match &want {
+                        Want::Fresh(_) | Want::Later(_) => vec![],
+                        Want::Head(key) => heads.remove(key).into_iter().collect(),
+                        Want::Heads { after } => {
+                            heads.into_iter().filter(|(key, _)| Some(key) > after.as_ref()).map(|(_, row)| row).collect()
+                        }
+                    };
+                    let more = found.len() > limit;
+                    let found = found.into_iter().take(limit).collect();
+                    scheduler.refilled(endpoint, &want, found, more, tick / 2 + 1);
+                }
+                Command::Send { delivery, .. } => {
+                    let seq = u64::try_from(delivery.as_u128()).unwrap();
+                    if seq % 10 != 0 {
+                        waits.push(now.since(rows[&seq].timestamp));
+                    }
+                    answers.push(Reverse((now + Duration::from_millis(5), seq)));
+                }
+                Command::End { .. } => panic!("nothing ends here"),
+            }
+        }
+    }
+    waits
+}
+
+#[test]
+fn i21_a_blocked_key_blocks_only_itself() {
+    let p99 = |mut waits: Vec<Duration>| {
+        assert!(waits.len() > 8_500, "{} were sent", waits.len());
+        waits.sort();
+        waits[waits.len() * 99 / 100]
+    };
+    let (undisturbed, beside_a_blocked_one) = (p99(waits_of_nine_keys(false)), p99(waits_of_nine_keys(true)));
+    assert!(
+        beside_a_blocked_one <= 2 * undisturbed.max(Duration::from_millis(1)),
+        "{undisturbed:?}, then {beside_a_blocked_one:?}"
+    );
 }
 
 /// The least share of all hits that any of these had, over any stretch of ten seconds in which all had work.

@@ -12,8 +12,10 @@ use crate::id::{DeliveryId, EndpointId};
 use crate::plant::{self, Plant};
 use crate::quiet_hours::{Phase, QuietHours};
 use crate::retry::RetryPolicy;
+use crate::text::OrderingKey;
 use crate::time::Timestamp;
 
+use super::line::Line;
 use super::window::{Class, Entry, Place, Window};
 
 /// What is said about an endpoint, as far as scheduling has to know it.
@@ -50,12 +52,22 @@ pub struct LaneMemory {
     pub breaker: Breaker,
     pub bucket: Bucket,
     pub health: Health,
+    /// A receiver asked all of us to wait.
+    pub held_until: Option<Timestamp>,
+    /// After a circuit has closed: successes since. So many and one more may be in flight, until the backlog is gone.
+    pub slow_start: Option<u32>,
 }
 
 impl LaneMemory {
     /// For an endpoint that has just been made.
     pub fn new() -> LaneMemory {
-        LaneMemory { breaker: Breaker::default(), bucket: Bucket::full(), health: Health::default() }
+        LaneMemory {
+            breaker: Breaker::default(),
+            bucket: Bucket::full(),
+            health: Health::default(),
+            held_until: None,
+            slow_start: None,
+        }
     }
 
     /// For whoever takes over from an owner that died: what was spent is not known, so nothing is there to spend, and a
@@ -67,7 +79,13 @@ impl LaneMemory {
             Some(limit) => Bucket::empty(now, limit),
             None => self.bucket,
         };
-        LaneMemory { breaker: self.breaker.recovered(&config.circuit), bucket, health: self.health }
+        LaneMemory { bucket, ..self.handed_over(config) }
+    }
+
+    /// For whoever is given the lane by an owner that is well: a probe that is on its way counts as made.
+    #[must_use]
+    pub fn handed_over(self, config: &LaneConfig) -> LaneMemory {
+        LaneMemory { breaker: self.breaker.recovered(&config.circuit), ..self }
     }
 }
 
@@ -85,13 +103,13 @@ pub(super) struct Lane {
     pub(super) config: Box<LaneConfig>,
     pub(super) memory: LaneMemory,
     pub(super) window: Window,
-    pub(super) flights: BTreeMap<DeliveryId, Box<Flight>>,
+    pub(super) flights: Line<DeliveryId, Flight>,
     /// Requests on the wire; less than `flights`, which also has what is not yet recorded.
     pub(super) in_flight: u32,
-    /// A receiver asked all of us to wait.
-    pub(super) held_until: Option<Timestamp>,
-    /// After a circuit has closed: successes since. So many and one more may be in flight, until the backlog is gone.
-    pub(super) slow_start: Option<u32>,
+    /// What the owner before still has on the wire; it counts as in flight here.
+    pub(super) elsewhere: BTreeMap<DeliveryId, Elsewhere>,
+    /// It has been given to another owner: what is in flight is finished here, and nothing else is begun.
+    pub(super) is_leaving: bool,
     phase: Option<Phase>,
     /// Where it stands with its tenant.
     pub(super) is_queued: bool,
@@ -101,8 +119,15 @@ pub(super) struct Lane {
 /// A delivery that was handed out and is not yet recorded.
 #[derive(Clone, Debug)]
 pub(super) struct Flight {
-    pub(super) entry: Entry,
+    pub(super) entry: Box<Entry>,
     pub(super) stage: Stage,
+}
+
+/// A delivery that the owner before may still record, until then.
+#[derive(Clone, Debug)]
+pub(super) struct Elsewhere {
+    pub(super) until: Timestamp,
+    pub(super) ordering_key: Option<OrderingKey>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -152,10 +177,10 @@ impl Lane {
             config: Box::new(config),
             memory,
             window,
-            flights: BTreeMap::new(),
+            flights: Line::new(),
             in_flight: 0,
-            held_until: None,
-            slow_start: None,
+            elsewhere: BTreeMap::new(),
+            is_leaving: false,
             phase: None,
             is_queued: false,
             wakes_at: None,
@@ -167,7 +192,7 @@ impl Lane {
         if plant::is(Plant::LaneCapIgnored) {
             return u32::MAX;
         }
-        let slow = self.slow_start.map_or(u32::MAX, |successes| successes.saturating_add(1));
+        let slow = self.memory.slow_start.map_or(u32::MAX, |successes| successes.saturating_add(1));
         self.config.max_in_flight.min(slow)
     }
 
@@ -194,7 +219,7 @@ impl Lane {
             Status::Disabled if plant::is(Plant::DisabledIsSent) => {}
             Status::Disabled => return Turn::Wait { until: None },
         }
-        if let Some(until) = self.held_until.filter(|until| now < *until) {
+        if let Some(until) = self.memory.held_until.filter(|until| now < *until) {
             return Turn::Wait { until: Some(until) };
         }
         if self.window.is_blind() {
@@ -268,13 +293,14 @@ impl Lane {
         let entry = self.window.take(place);
         self.in_flight += 1;
         let delivery = entry.delivery;
-        let flight = Box::new(Flight { entry, stage: Stage::OnTheWire { is_probe } });
-        &self.flights.entry(delivery).or_insert(flight).entry
+        let flight = Flight { entry, stage: Stage::OnTheWire { is_probe } };
+        self.flights.insert(delivery, flight);
+        &self.flights.get(delivery).expect("just inserted").entry
     }
 
     /// The answer is there. What it means is decided, and has to be recorded.
     pub(super) fn finished(&mut self, now: Timestamp, delivery: DeliveryId, outcome: &Outcome) -> Decision {
-        let flight = self.flights.get_mut(&delivery).expect("in flight until recorded");
+        let flight = self.flights.get_mut(delivery).expect("in flight until recorded");
         self.in_flight -= 1;
         let attempt = flight.entry.attempts + 1;
         let verdict = judge(now, delivery, attempt, outcome, &self.config.retry);
@@ -284,15 +310,15 @@ impl Lane {
         let (breaker, transition) = self.memory.breaker.after(now, signal, was_probe, &self.config.circuit);
         self.memory.breaker = breaker;
         match (transition, signal) {
-            (Some(Transition::Closed), _) => self.slow_start = Some(0).filter(|_| !plant::is(Plant::NoSlowStart)),
-            (Some(Transition::Opened | Transition::Reopened), _) => self.slow_start = None,
+            (Some(Transition::Closed), _) => self.memory.slow_start = Some(0).filter(|_| !plant::is(Plant::NoSlowStart)),
+            (Some(Transition::Opened | Transition::Reopened), _) => self.memory.slow_start = None,
             (None, Signal::Works) => {
-                self.slow_start =
-                    self.slow_start.map(|successes| successes + 1).filter(|successes| *successes < self.config.max_in_flight);
+                let successes = self.memory.slow_start.map(|successes| successes + 1);
+                self.memory.slow_start = successes.filter(|successes| *successes < self.config.max_in_flight);
             }
             (None, Signal::Fails | Signal::Neither) => {}
         }
-        self.held_until = self.held_until.max(lane_hold(now, outcome));
+        self.memory.held_until = self.memory.held_until.max(lane_hold(now, outcome));
         let news = self.memory.health.after(now, verdict == Verdict::Delivered, &self.config.health);
         let disables_endpoint = verdict.disables_endpoint() || news == Some(News::GiveUp);
         if disables_endpoint {
@@ -303,7 +329,7 @@ impl Lane {
 
     /// The record has been committed.
     pub(super) fn recorded(&mut self, delivery: DeliveryId) {
-        let Flight { mut entry, stage } = *self.flights.remove(&delivery).expect("in flight until recorded");
+        let Flight { mut entry, stage } = self.flights.remove(delivery).expect("in flight until recorded");
         let Stage::Recording { waits_until } = stage else { panic!("{delivery} was recorded before it was answered") };
         if let Some(due) = waits_until {
             entry.due = due;
@@ -311,6 +337,55 @@ impl Lane {
             entry.is_later = true;
         }
         self.window.settled(entry, waits_until.is_some());
+    }
+
+    /// Another owner takes it. Answers what is still in flight here.
+    pub(super) fn leave(&mut self) -> Vec<DeliveryId> {
+        self.is_leaving = true;
+        self.window.forget();
+        self.flights.iter().map(|(delivery, _)| delivery).collect()
+    }
+
+    /// It has come back, or it is handed to somebody who still had something of it in flight.
+    pub(super) fn come_back(&mut self, memory: LaneMemory) {
+        self.is_leaving = false;
+        self.memory = memory;
+        self.window.forget();
+    }
+
+    /// The owner before has it in flight: it is not touched until that is recorded, or until then.
+    pub(super) fn leave_alone(&mut self, delivery: DeliveryId, elsewhere: Elsewhere) {
+        if let Some(key) = &elsewhere.ordering_key {
+            self.window.is_busy(key.clone());
+        }
+        self.in_flight += 1;
+        self.elsewhere.insert(delivery, elsewhere);
+    }
+
+    /// Recorded by the owner before, or given up. Answers whether it was waited for.
+    pub(super) fn settled_elsewhere(&mut self, delivery: DeliveryId) -> bool {
+        let Some(Elsewhere { ordering_key, .. }) = self.elsewhere.remove(&delivery) else { return false };
+        self.in_flight -= 1;
+        self.window.left(delivery);
+        if let Some(key) = ordering_key {
+            self.window.is_free(key);
+        }
+        self.window.mark_unread();
+        true
+    }
+
+    pub(super) fn has_in_flight(&self, delivery: DeliveryId) -> bool {
+        self.flights.contains(delivery) || self.elsewhere.contains_key(&delivery)
+    }
+
+    /// What the owner before should have recorded by now.
+    pub(super) fn overdue_elsewhere(&self, now: Timestamp) -> Vec<DeliveryId> {
+        self.elsewhere.iter().filter(|(_, elsewhere)| elsewhere.until <= now).map(|(delivery, _)| *delivery).collect()
+    }
+
+    /// When the first of them will be overdue.
+    pub(super) fn next_overdue(&self) -> Option<Timestamp> {
+        self.elsewhere.values().map(|elsewhere| elsewhere.until).min()
     }
 
     /// Takes on a changed configuration. What was spent, counted and learned stays.
@@ -334,11 +409,14 @@ impl Lane {
 
     /// Nothing to do, nothing to remember: the next event makes it anew.
     pub(super) fn can_be_forgotten(&self, now: Timestamp) -> bool {
-        self.flights.is_empty()
-            && self.in_flight == 0
-            && self.window.is_empty()
+        self.flights.is_empty() && self.in_flight == 0 && (self.is_leaving || self.has_nothing_to_remember(now))
+    }
+
+    fn has_nothing_to_remember(&self, now: Timestamp) -> bool {
+        self.window.is_empty()
             && self.memory.breaker == Breaker::default()
             && self.memory.health == Health::default()
+            && self.memory.held_until.is_none_or(|until| until <= now)
             && self.config.rate_limit.is_none_or(|limit| self.memory.bucket.is_full(now, limit))
     }
 }

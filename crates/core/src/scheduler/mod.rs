@@ -12,6 +12,7 @@
 //! with the time at which that may change.
 
 mod lane;
+mod line;
 mod window;
 
 use std::cmp::Reverse;
@@ -24,9 +25,10 @@ use crate::delivery::{Outcome, State};
 use crate::id::{DeliveryId, EndpointId, TenantId};
 use crate::plant::{self, Plant};
 use crate::tenant::Share;
+use crate::text::OrderingKey;
 use crate::time::Timestamp;
 
-use lane::{Flight, Lane, Stage, Turn};
+use lane::{Elsewhere, Flight, Lane, Stage, Turn};
 use window::Window;
 
 pub use lane::{Decision, LaneConfig, LaneMemory};
@@ -189,6 +191,13 @@ impl Scheduler {
         });
     }
 
+    /// Takes a tenant from another owner, with what is known of its tokens.
+    pub fn take_tenant(&mut self, now: Timestamp, id: &TenantId, config: TenantConfig, bucket: Bucket) {
+        self.configure_tenant(now, id, config, bucket);
+        let number = *self.tenant_numbers.get(id).expect("just configured");
+        self.tenants[number].bucket = bucket;
+    }
+
     /// Makes a lane, or changes the one that is there; its `memory` is then kept, and `backlog` says no more than before.
     pub fn configure(
         &mut self,
@@ -200,7 +209,11 @@ impl Scheduler {
         backlog: Backlog,
     ) {
         if let Some(number) = self.lane_numbers.get(&endpoint).copied() {
-            self.lane_mut(number).configure(now, config);
+            let lane = self.lane_mut(number);
+            if lane.is_leaving {
+                lane.come_back(memory);
+            }
+            lane.configure(now, config);
             self.enqueue(number);
             return;
         }
@@ -257,8 +270,9 @@ impl Scheduler {
     /// committed when it looked.
     pub fn refilled(&mut self, endpoint: EndpointId, want: &Want, rows: Vec<Entry>, more: bool, seen: Seq) {
         let Some(number) = self.lane_numbers.get(&endpoint).copied() else { return };
-        let Lane { window, flights, .. } = self.lane_mut(number);
-        window.refilled(want, rows, more, seen, |delivery| flights.contains_key(&delivery));
+        let Lane { window, flights, elsewhere, .. } = self.lane_mut(number);
+        let is_in_flight = |delivery| flights.contains(delivery) || elsewhere.contains_key(&delivery);
+        window.refilled(want, rows, more, seen, is_in_flight);
         self.enqueue(number);
     }
 
@@ -314,15 +328,33 @@ impl Scheduler {
         let tenant = &mut self.tenants[tenant_number];
         let lane = self.lanes[number].as_mut().expect("a number in a queue is a lane");
         lane.is_queued = false;
+        if lane.is_leaving {
+            self.park(now, number, None);
+            return None;
+        }
+        let overdue = if lane.elsewhere.is_empty() { vec![] } else { lane.overdue_elsewhere(now) };
+        if !overdue.is_empty() {
+            let endpoint = lane.endpoint;
+            for delivery in overdue {
+                self.recorded_elsewhere(endpoint, delivery);
+            }
+            return None;
+        }
         let wants = lane.window.wants(limits.low_water);
         let limit = limits.window + lane.flights.len();
         self.reads.extend(wants.into_iter().map(|want| Command::Read { endpoint: lane.endpoint, want, limit }));
         if lane.in_flight >= lane.in_flight_max() {
+            if !lane.elsewhere.is_empty() {
+                self.park(now, number, None);
+            }
             return None;
         }
         let free = tenant.free();
         if lane.in_flight >= free {
             tenant.slot_waiters.insert((lane.in_flight + 1, number));
+            if !lane.elsewhere.is_empty() {
+                self.park(now, number, None);
+            }
             return None;
         }
         match lane.turn(now, retries_from) {
@@ -344,7 +376,7 @@ impl Scheduler {
             Turn::End { place, state } => {
                 let entry = lane.window.take(place);
                 let (endpoint, delivery) = (lane.endpoint, entry.delivery);
-                lane.flights.insert(delivery, Box::new(Flight { entry, stage: Stage::Recording { waits_until: None } }));
+                lane.flights.insert(delivery, Flight { entry, stage: Stage::Recording { waits_until: None } });
                 self.enqueue(number);
                 Some(Command::End { endpoint, delivery, state })
             }
@@ -389,20 +421,66 @@ impl Scheduler {
         self.recorded(endpoint, delivery);
     }
 
-    /// Whether a delivery is on its way, or answered and not yet recorded.
+    /// Whether a delivery is on its way, or answered and not yet recorded, here or at the owner before.
     pub fn is_in_flight(&self, endpoint: EndpointId, delivery: DeliveryId) -> bool {
-        self.lane_numbers.get(&endpoint).is_some_and(|number| self.lane(*number).flights.contains_key(&delivery))
+        self.lane_numbers.get(&endpoint).is_some_and(|number| self.lane(*number).has_in_flight(delivery))
+    }
+
+    /// Gives an endpoint to another owner. Nothing of it is begun here any more; what is in flight is finished and
+    /// recorded here as ever, and the new owner is told to [leave it alone](Scheduler::leave_alone) until then.
+    pub fn leave(&mut self, endpoint: EndpointId) -> Option<HandOver> {
+        let number = self.lane_numbers.get(&endpoint).copied()?;
+        // What an owner before has in flight is now the new owner's to leave alone.
+        for delivery in self.lane(number).elsewhere.keys().copied().collect::<Vec<_>>() {
+            self.recorded_elsewhere(endpoint, delivery);
+        }
+        let lane = self.lane_mut(number);
+        let in_flight = lane.leave();
+        let memory = lane.memory.handed_over(&lane.config);
+        self.enqueue(number);
+        Some(HandOver { memory, in_flight })
+    }
+
+    /// What is known of a tenant's tokens, for handing it over.
+    pub fn tenant_bucket(&self, id: &TenantId) -> Option<Bucket> {
+        self.tenant_numbers.get(id).map(|number| self.tenants[*number].bucket)
+    }
+
+    /// The owner before has this in flight. It counts as in flight here, and nothing is done about it until it is
+    /// [recorded](Scheduler::recorded_elsewhere) there, or until then.
+    pub fn leave_alone(&mut self, endpoint: EndpointId, delivery: DeliveryId, ordering_key: Option<OrderingKey>, until: Timestamp) {
+        if plant::is(Plant::HandOverForgetsFlights) {
+            return;
+        }
+        let number = self.number(endpoint);
+        let lane = self.lane_mut(number);
+        if lane.has_in_flight(delivery) {
+            return;
+        }
+        lane.leave_alone(delivery, Elsewhere { until, ordering_key });
+        let tenant = lane.tenant;
+        self.tenants[tenant].in_flight += 1;
+        self.in_flight += 1;
+        self.enqueue(number);
+    }
+
+    /// The owner before has recorded it.
+    pub fn recorded_elsewhere(&mut self, endpoint: EndpointId, delivery: DeliveryId) {
+        let Some(number) = self.lane_numbers.get(&endpoint).copied() else { return };
+        if self.lane_mut(number).settled_elsewhere(delivery) {
+            self.slot_is_free(number);
+        }
     }
 
     /// Somebody is about to end a delivery that waits, or to make it due: it is not handed out any more. Refused while it
     /// is in flight. Afterwards the row is written, and [`Scheduler::hint`] said if it still waits.
-    pub fn withdraw(&mut self, endpoint: EndpointId, delivery: DeliveryId) -> Result<(), InFlight> {
+    pub fn withdraw(&mut self, endpoint: EndpointId, delivery: DeliveryId, seq: Seq) -> Result<(), InFlight> {
         let Some(number) = self.lane_numbers.get(&endpoint).copied() else { return Ok(()) };
-        if self.lane(number).flights.contains_key(&delivery) {
+        if self.lane(number).has_in_flight(delivery) {
             return Err(InFlight);
         }
         if !plant::is(Plant::CancelledIsSent) {
-            self.lane_mut(number).window.remove(delivery);
+            self.lane_mut(number).window.remove(delivery, seq);
         }
         self.enqueue(number);
         Ok(())
@@ -449,7 +527,7 @@ impl Scheduler {
             schedule: lane.config.schedule.as_ref(),
             rate_limit: lane.config.rate_limit.map(|limit| (limit, lane.memory.bucket)),
             tenant_rate_limit: tenant.config.rate_limit.map(|limit| (limit, tenant.bucket)),
-            held_until: lane.held_until,
+            held_until: lane.memory.held_until,
             retries_from: self.limits.retries.map(|limit| self.retry_bucket.ready_at(now, limit, 1)),
             has_slot: free > 0
                 && tenant.slots_needed(free).is_none()
@@ -542,6 +620,7 @@ impl Scheduler {
             self.free_numbers.push(number);
             return;
         }
+        let until = until.into_iter().chain(lane.next_overdue()).min();
         lane.wakes_at = until;
         if let Some(until) = until.filter(|_| !plant::is(Plant::WakeForgotten)) {
             self.wakes.push(Reverse((until, Sleeper::Lane(number))));
@@ -580,6 +659,14 @@ impl Scheduler {
     fn lane_mut(&mut self, number: usize) -> &mut Lane {
         self.lanes[number].as_mut().expect("a number in use")
     }
+}
+
+/// What goes with an endpoint to its new owner.
+#[derive(Clone, PartialEq, Debug)]
+pub struct HandOver {
+    pub memory: LaneMemory,
+    /// What the old owner will still record.
+    pub in_flight: Vec<DeliveryId>,
 }
 
 /// It is on its way and cannot be called back.

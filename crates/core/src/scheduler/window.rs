@@ -19,6 +19,8 @@ use crate::quiet_hours::QuietHours;
 use crate::text::OrderingKey;
 use crate::time::Timestamp;
 
+use super::line::Line;
+
 /// The order of acceptance, given by the database.
 pub type Seq = u64;
 
@@ -106,14 +108,15 @@ pub enum Want {
     Head(OrderingKey),
 }
 
-/// Rows by age or by turn. Boxed, because most lanes have few, and a node of the map has room for eleven.
-type Rows = BTreeMap<(Timestamp, Seq), Box<Entry>>;
+/// Rows by age or by turn.
+type Rows = Line<(Timestamp, Seq), Box<Entry>>;
 
 /// What is in memory of one lane's backlog.
 #[derive(Clone, Debug)]
 pub(super) struct Window {
     size: usize,
-    classes: [ClassWindow; 3],
+    /// Most lanes have rows of one class only.
+    classes: [Option<Box<ClassWindow>>; 3],
     /// Heads that are not yet due.
     keyed_waiting: Rows,
     /// The keys whose head is in memory.
@@ -133,8 +136,10 @@ pub(super) struct Window {
     ask_number: u64,
     /// What has left while a read was under way, and must not come back with it: under which number it left.
     gone: BTreeMap<DeliveryId, u64>,
-    /// Everything that is here, so that nothing is here twice: a row may be stamped anew and then be read from elsewhere.
-    known: BTreeSet<DeliveryId>,
+    /// What is here of *later* and *keyed*.
+    known: Line<DeliveryId, ()>,
+    /// Rows up to this one are not taken from a commit any more: a read has looked since, or somebody else has.
+    seen: Option<Seq>,
 }
 
 #[derive(Clone, Default, Debug)]
@@ -168,14 +173,23 @@ pub(super) struct Place {
 impl Window {
     /// Knows nothing yet and wants everything.
     pub(super) fn new(size: usize) -> Window {
-        let class = ClassWindow { fresh_unread: Some(0), later_unread: Some(0), ..ClassWindow::default() };
+        let unread = ClassWindow { fresh_unread: Some(0), later_unread: Some(0), ..ClassWindow::default() };
+        Window {
+            classes: [Some(Box::new(unread.clone())), Some(Box::new(unread.clone())), Some(Box::new(unread))],
+            heads_more: true,
+            ..Window::empty(size)
+        }
+    }
+
+    /// For an endpoint that has just been made: the store has nothing either.
+    pub(super) fn empty(size: usize) -> Window {
         Window {
             size,
-            classes: [class.clone(), class.clone(), class],
-            keyed_waiting: BTreeMap::new(),
+            classes: [None, None, None],
+            keyed_waiting: Line::new(),
             heads: BTreeSet::new(),
             busy_keys: BTreeSet::new(),
-            heads_more: true,
+            heads_more: false,
             heads_unread: None,
             heads_after: None,
             heads_again_at: None,
@@ -183,24 +197,15 @@ impl Window {
             asked: BTreeMap::new(),
             ask_number: 0,
             gone: BTreeMap::new(),
-            known: BTreeSet::new(),
+            known: Line::new(),
+            seen: None,
         }
-    }
-
-    /// For an endpoint that has just been made: the store has nothing either.
-    pub(super) fn empty(size: usize) -> Window {
-        let mut window = Window::new(size);
-        for class in &mut window.classes {
-            class.fresh_unread = None;
-            class.later_unread = None;
-        }
-        window.heads_more = false;
-        window
     }
 
     /// There may be rows in the store that are not here, and that go before those that are.
     pub(super) fn mark_unread(&mut self) {
         for class in &mut self.classes {
+            let class = class.get_or_insert_default();
             class.fresh_unread = Some(self.ask_number);
             class.later_unread = Some(self.ask_number);
         }
@@ -210,14 +215,7 @@ impl Window {
     /// A row that was just committed, straight from the commit. A read may have been faster: what it has seen is here, or
     /// gone already, or behind the window.
     pub(super) fn offer(&mut self, entry: Entry) {
-        let window = &self.classes[entry.class as usize];
-        let seen = match entry.queue() {
-            Queue::Fresh => window.fresh_seen,
-            Queue::Later => window.later_seen,
-            Queue::Keyed => None,
-        };
-        let is_known = seen >= Some(entry.seq) || self.known.contains(&entry.delivery);
-        if is_known && !plant::is(Plant::OfferedTwice) {
+        if self.is_stale(&entry) && !plant::is(Plant::OfferedTwice) {
             return;
         }
         match entry.queue() {
@@ -231,15 +229,14 @@ impl Window {
             }
             Queue::Fresh => {
                 let (size, class) = (self.size, entry.class);
-                let window = &mut self.classes[class as usize];
-                let is_inside = !window.fresh_more || window.fresh.last_key_value().is_some_and(|(last, _)| entry.age() < *last);
+                let window = self.classes[class as usize].get_or_insert_default();
+                let is_inside = !window.fresh_more || window.fresh.last().is_some_and(|(last, _)| entry.age() < last);
                 if is_inside {
-                    self.known.insert(entry.delivery);
                     window.fresh.insert(entry.age(), Box::new(entry));
                 }
                 if !is_inside || window.fresh.len() > size {
-                    if is_inside && let Some((_, last)) = window.fresh.pop_last() {
-                        self.known.remove(&last.delivery);
+                    if is_inside {
+                        window.fresh.pop_last();
                     }
                     window.fresh_more = true;
                     // A read that is under way does not know of it.
@@ -248,8 +245,34 @@ impl Window {
                     }
                 }
             }
-            Queue::Later => self.insert_later(entry),
+            Queue::Later => self.insert_later(Box::new(entry)),
         }
+    }
+
+    /// Nothing is here twice, although a row may be stamped anew and then be read from elsewhere.
+    fn is_here(&self, row: &Entry) -> bool {
+        self.known.contains(row.delivery) || self.classes.iter().flatten().any(|window| window.fresh.contains(row.age()))
+    }
+
+    /// Whether a row from a commit is not to be taken from there. If its queue may not have been read since the row was
+    /// committed, it will be.
+    fn is_stale(&mut self, entry: &Entry) -> bool {
+        let is_known = self.is_here(entry);
+        let window = self.classes[entry.class as usize].get_or_insert_default();
+        let (seen, unread) = match entry.queue() {
+            Queue::Fresh => (window.fresh_seen, &mut window.fresh_unread),
+            Queue::Later => (window.later_seen, &mut window.later_unread),
+            Queue::Keyed => return is_known,
+        };
+        if seen >= Some(entry.seq) || is_known {
+            return true;
+        }
+        // Perhaps it was in another queue before it was stamped anew, and has been sent since; or it was withdrawn.
+        let was_seen = self.seen >= Some(entry.seq);
+        if was_seen || unread.is_some() {
+            *unread = Some(self.ask_number);
+        }
+        was_seen || unread.is_some()
     }
 
     fn want_head(&mut self, key: OrderingKey) {
@@ -266,19 +289,19 @@ impl Window {
         self.heads_unread = Some(self.ask_number);
     }
 
-    fn insert_later(&mut self, entry: Entry) {
+    fn insert_later(&mut self, entry: Box<Entry>) {
         let class = entry.class;
-        let window = &mut self.classes[class as usize];
-        let last = window.later_waiting.last_key_value().map(|(last, _)| *last);
+        let window = self.classes[class as usize].get_or_insert_default();
+        let last = window.later_waiting.last().map(|(last, _)| last);
         let is_inside = !window.later_more || last.is_some_and(|last| entry.turn() < last);
         if is_inside {
-            self.known.insert(entry.delivery);
-            window.later_waiting.insert(entry.turn(), Box::new(entry));
+            self.known.insert(entry.delivery, ());
+            window.later_waiting.insert(entry.turn(), entry);
             window.later_count += 1;
         }
         if !is_inside || window.later_count > self.size {
-            if is_inside && let Some((_, behind)) = window.later_waiting.pop_last() {
-                self.known.remove(&behind.delivery);
+            if is_inside && let Some(behind) = window.later_waiting.pop_last() {
+                self.known.remove(behind.delivery);
                 window.later_count -= 1;
             }
             window.later_more = true;
@@ -301,6 +324,7 @@ impl Window {
     ) {
         // A read that nobody asked for any more: whatever it says is old.
         let Some(asked_under) = self.asked.remove(want) else { return };
+        self.seen = self.seen.max(Some(seen));
         let mut more = more;
         let last = rows.last().cloned();
         let mut rows: Vec<Entry> = rows
@@ -311,38 +335,40 @@ impl Window {
                 !came_back && !is_in_flight(row.delivery)
             })
             .collect();
+        rows.retain(|row| !self.is_here(row));
         match want {
             Want::Fresh(class) => {
-                let window = &mut self.classes[*class as usize];
+                let window = self.classes[*class as usize].get_or_insert_default();
                 // Between the last row that was read and whatever lies behind it there may be others.
                 if let Some(last) = last.filter(|_| more) {
-                    while let Some(behind) = window.fresh.last_entry().filter(|entry| *entry.key() > last.age()) {
-                        self.known.remove(&behind.remove().delivery);
+                    while window.fresh.last().is_some_and(|(age, _)| age > last.age()) {
+                        window.fresh.pop_last();
                     }
                 }
-                rows.retain(|row| self.known.insert(row.delivery));
                 window.fresh_more = more && !plant::is(Plant::WindowHidesRows);
                 window.fresh_unread = window.fresh_unread.filter(|known_under| asked_under <= *known_under);
                 window.fresh_seen = window.fresh_seen.max(Some(seen));
                 for row in rows {
                     window.fresh.insert(row.age(), Box::new(row));
                 }
-                while window.fresh.len() > self.size
-                    && let Some((_, behind)) = window.fresh.pop_last()
-                {
-                    self.known.remove(&behind.delivery);
+                while window.fresh.len() > self.size {
+                    window.fresh.pop_last();
                     window.fresh_more = true;
                 }
             }
             Want::Later(class) => {
-                let window = &mut self.classes[*class as usize];
+                let window = self.classes[*class as usize].get_or_insert_default();
                 if let Some(last) = last.filter(|_| more) {
-                    while let Some(behind) = window.later_waiting.last_entry().filter(|entry| *entry.key() > last.turn()) {
-                        self.known.remove(&behind.remove().delivery);
+                    while window.later_waiting.last().is_some_and(|(turn, _)| turn > last.turn())
+                        && let Some(behind) = window.later_waiting.pop_last()
+                    {
+                        self.known.remove(behind.delivery);
                         window.later_count -= 1;
                     }
                 }
-                rows.retain(|row| self.known.insert(row.delivery));
+                for row in &rows {
+                    self.known.insert(row.delivery, ());
+                }
                 window.later_unread = window.later_unread.filter(|known_under| asked_under <= *known_under);
                 window.later_seen = window.later_seen.max(Some(seen));
                 for row in rows {
@@ -350,9 +376,9 @@ impl Window {
                     window.later_count += 1;
                 }
                 while window.later_count > self.size
-                    && let Some((_, behind)) = window.later_waiting.pop_last()
+                    && let Some(behind) = window.later_waiting.pop_last()
                 {
-                    self.known.remove(&behind.delivery);
+                    self.known.remove(behind.delivery);
                     window.later_count -= 1;
                     more = true;
                 }
@@ -383,7 +409,7 @@ impl Window {
 
     fn insert_head(&mut self, row: Entry) {
         let key = row.ordering_key.clone().expect("a head has a key");
-        if self.busy_keys.contains(&key) || self.heads.contains(&key) || self.known.contains(&row.delivery) {
+        if self.busy_keys.contains(&key) || self.heads.contains(&key) || self.is_here(&row) {
             return;
         }
         if self.keyed_waiting.len() >= self.size {
@@ -392,30 +418,27 @@ impl Window {
             return;
         }
         self.heads.insert(key);
-        self.known.insert(row.delivery);
+        self.known.insert(row.delivery, ());
         self.keyed_waiting.insert(row.turn(), Box::new(row));
     }
 
     /// Moves what has become due to where it can go.
     pub(super) fn ripen(&mut self, now: Timestamp) {
-        for class in Class::ALL {
-            let window = &mut self.classes[class as usize];
-            while let Some(first) = window.later_waiting.first_entry() {
-                let is_asked_for = plant::is(Plant::DeliverAtIgnored) && first.get().attempts == 0;
-                if first.key().0 > now && !is_asked_for {
+        for window in self.classes.iter_mut().flatten() {
+            while let Some(((due, _), first)) = window.later_waiting.first() {
+                let is_asked_for = plant::is(Plant::DeliverAtIgnored) && first.attempts == 0;
+                if due > now && !is_asked_for {
                     break;
                 }
-                let entry = first.remove();
+                let entry = window.later_waiting.pop_first().expect("the first");
                 window.ripe.insert(entry.age(), entry);
             }
         }
-        while let Some(first) = self.keyed_waiting.first_entry() {
-            if first.key().0 > now {
-                break;
-            }
-            let entry = first.remove();
+        while self.keyed_waiting.first().is_some_and(|((due, _), _)| due <= now)
+            && let Some(entry) = self.keyed_waiting.pop_first()
+        {
             let class = if entry.is_priority { Class::Priority } else { Class::Exempt };
-            self.classes[class as usize].ripe.insert(entry.age(), entry);
+            self.classes[class as usize].get_or_insert_default().ripe.insert(entry.age(), entry);
         }
         if self.heads_again_at.is_some_and(|again| again <= now) {
             self.heads_again_at = None;
@@ -439,13 +462,12 @@ impl Window {
     pub(super) fn oldest(&self, classes: &[Class], may_go: impl Fn(&Entry) -> bool) -> Option<Place> {
         classes
             .iter()
-            .flat_map(|class| {
-                let window = &self.classes[*class as usize];
+            .filter_map(|class| Some((class, self.classes[*class as usize].as_ref()?)))
+            .flat_map(|(class, window)| {
                 let first = |queue: &Rows, is_fresh| {
                     let first = queue.iter().find(|(_, entry)| may_go(entry));
                     let last = || queue.iter().rfind(|(_, entry)| may_go(entry));
                     let (age, _) = if plant::is(Plant::YoungestFirst) { last() } else { first }?;
-                    let age = *age;
                     Some(Place { class: *class, is_fresh, age })
                 };
                 [first(&window.fresh, true), first(&window.ripe, false)]
@@ -455,17 +477,20 @@ impl Window {
     }
 
     pub(super) fn get(&self, place: Place) -> &Entry {
-        let window = &self.classes[place.class as usize];
+        let window = self.classes[place.class as usize].as_ref().expect("a place is used before anything changes");
         let queue = if place.is_fresh { &window.fresh } else { &window.ripe };
-        queue.get(&place.age).expect("a place is used before anything changes")
+        queue.get(place.age).expect("a place is used before anything changes")
     }
 
     /// Takes an entry out, to be sent or ended. Its key is busy until [`Window::settled`].
-    pub(super) fn take(&mut self, place: Place) -> Entry {
-        let window = &mut self.classes[place.class as usize];
+    #[expect(clippy::unnecessary_box_returns, reason = "it stays in the box that it was offered in")]
+    pub(super) fn take(&mut self, place: Place) -> Box<Entry> {
+        let window = self.classes[place.class as usize].as_mut().expect("a place is used before anything changes");
         let queue = if place.is_fresh { &mut window.fresh } else { &mut window.ripe };
-        let entry = queue.remove(&place.age).expect("a place is used before anything changes");
-        self.known.remove(&entry.delivery);
+        let entry = queue.remove(place.age).expect("a place is used before anything changes");
+        if !place.is_fresh {
+            self.known.remove(entry.delivery);
+        }
         if entry.queue() == Queue::Later {
             window.later_count -= 1;
         }
@@ -477,19 +502,19 @@ impl Window {
                 self.busy_keys.insert(key.clone());
             }
         }
-        *entry
+        entry
     }
 
     /// A taken entry has been recorded: it has ended, or it waits again.
-    pub(super) fn settled(&mut self, entry: Entry, waits_again: bool) {
+    pub(super) fn settled(&mut self, entry: Box<Entry>, waits_again: bool) {
         self.left(entry.delivery);
         if let Some(key) = entry.ordering_key.clone() {
             self.busy_keys.remove(&key);
             if waits_again {
                 // Nothing can have come before it, so it is still the head.
                 self.heads.insert(key);
-                self.known.insert(entry.delivery);
-                self.keyed_waiting.insert(entry.turn(), Box::new(entry));
+                self.known.insert(entry.delivery, ());
+                self.keyed_waiting.insert(entry.turn(), entry);
             } else {
                 self.want_head(key);
             }
@@ -499,29 +524,44 @@ impl Window {
     }
 
     /// Somebody else has ended it, or taken it away.
-    pub(super) fn remove(&mut self, delivery: DeliveryId) {
+    pub(super) fn remove(&mut self, delivery: DeliveryId, seq: Seq) {
         self.left(delivery);
+        // Its commit may not have been heard of yet: from here on only a read brings it.
+        self.seen = self.seen.max(Some(seq));
         let mut found = None;
-        for window in &mut self.classes {
+        for window in self.classes.iter_mut().flatten() {
             for queue in [&mut window.fresh, &mut window.ripe, &mut window.later_waiting] {
-                if let Some(place) = queue.iter().find(|(_, entry)| entry.delivery == delivery).map(|(place, _)| *place) {
-                    let entry = queue.remove(&place).expect("just found");
+                let place = queue.iter().find(|(_, entry)| entry.delivery == delivery).map(|(place, _)| place);
+                if let Some(place) = place {
+                    let entry = queue.remove(place).expect("just found");
                     window.later_count -= usize::from(entry.queue() == Queue::Later);
                     found = Some(entry);
                 }
             }
         }
-        if let Some(place) = self.keyed_waiting.iter().find(|(_, entry)| entry.delivery == delivery).map(|(place, _)| *place) {
-            found = self.keyed_waiting.remove(&place);
+        let place = self.keyed_waiting.iter().find(|(_, entry)| entry.delivery == delivery).map(|(place, _)| place);
+        if let Some(place) = place {
+            found = self.keyed_waiting.remove(place);
         }
-        self.known.remove(&delivery);
+        self.known.remove(delivery);
         if let Some(key) = found.as_ref().and_then(|entry| entry.ordering_key.clone()) {
             self.heads.remove(&key);
             self.want_head(key);
         }
     }
 
-    fn left(&mut self, delivery: DeliveryId) {
+    /// A delivery of this key is in flight elsewhere.
+    pub(super) fn is_busy(&mut self, key: OrderingKey) {
+        self.busy_keys.insert(key);
+    }
+
+    pub(super) fn is_free(&mut self, key: OrderingKey) {
+        self.busy_keys.remove(&key);
+        self.want_head(key);
+    }
+
+    /// It is not where a read that is under way may have seen it.
+    pub(super) fn left(&mut self, delivery: DeliveryId) {
         if !self.asked.is_empty() {
             self.gone.insert(delivery, self.ask_number);
         }
@@ -529,9 +569,7 @@ impl Window {
 
     /// The lists that decide over classes have changed, or rows were stamped anew: everything is read again.
     pub(super) fn forget(&mut self) {
-        for window in &mut self.classes {
-            *window = ClassWindow::default();
-        }
+        self.classes = [None, None, None];
         self.keyed_waiting.clear();
         self.heads.clear();
         self.known.clear();
@@ -543,7 +581,7 @@ impl Window {
     pub(super) fn wants(&mut self, low_water: usize) -> Vec<Want> {
         let mut wants = Vec::new();
         for class in Class::ALL {
-            let window = &self.classes[class as usize];
+            let Some(window) = &self.classes[class as usize] else { continue };
             if window.fresh_unread.is_some() || window.fresh_more && window.fresh.len() < low_water {
                 wants.push(Want::Fresh(class));
             }
@@ -555,7 +593,9 @@ impl Window {
         if self.heads_more && self.heads.len() - self.keyed_waiting.len() < low_water {
             wants.push(Want::Heads { after: self.heads_after.clone() });
         }
-        wants.extend(std::mem::take(&mut self.heads_wanted).into_iter().map(Want::Head));
+        if !self.heads_wanted.is_empty() {
+            wants.extend(std::mem::take(&mut self.heads_wanted).into_iter().map(Want::Head));
+        }
         wants.retain(|want| !self.asked.contains_key(want));
         for want in &wants {
             self.ask_number += 1;
@@ -566,8 +606,7 @@ impl Window {
 
     /// A queue has rows in the store and none here: whatever is here may not be the next to go. The read is under way.
     pub(super) fn is_blind(&self) -> bool {
-        let classes = Class::ALL.iter().any(|class| {
-            let window = &self.classes[*class as usize];
+        let classes = self.classes.iter().flatten().any(|window| {
             let fresh = window.fresh_unread.is_some() || window.fresh_more && window.fresh.is_empty();
             fresh || window.later_unread.is_some() || window.later_more && window.later_count == 0
         });
@@ -576,9 +615,9 @@ impl Window {
 
     /// When something that is not yet due will be.
     pub(super) fn next_due(&self) -> Option<Timestamp> {
-        let waiting = self.classes.iter().filter_map(|window| window.later_waiting.first_key_value());
-        let keyed = self.keyed_waiting.first_key_value();
-        waiting.chain(keyed).map(|((due, _), _)| *due).chain(self.heads_again_at).min()
+        let waiting = self.classes.iter().flatten().filter_map(|window| window.later_waiting.first());
+        let keyed = self.keyed_waiting.first();
+        waiting.chain(keyed).map(|((due, _), _)| due).chain(self.heads_again_at).min()
     }
 
     /// Nothing here, nothing in the store, nothing being read.
@@ -592,7 +631,7 @@ impl Window {
                 && !window.later_more
                 && window.later_unread.is_none()
         };
-        self.classes.iter().all(is_empty)
+        self.classes.iter().flatten().all(|window| is_empty(window))
             && self.keyed_waiting.is_empty()
             && self.busy_keys.is_empty()
             && !self.heads_more

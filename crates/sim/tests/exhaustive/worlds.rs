@@ -23,10 +23,30 @@ fn two_thousand_worlds_break_no_promise_and_visit_everything() {
             .map(|name| format!("standing: {name}")),
     );
     expected.extend(
-        ["waiting to delivered", "waiting to waiting again", "waiting to expired", "cancel refused in flight"]
-            .map(|name| format!("edge: {name}")),
+        [
+            "waiting to delivered",
+            "waiting to waiting again",
+            "waiting to expired",
+            "cancel refused in flight",
+            "handed over",
+            "recorded by the owner before",
+            "replay",
+            "test-send",
+        ]
+        .map(|name| format!("edge: {name}")),
     );
-    expected.extend(["crash", "news lost", "answer to a dead node"].map(|name| format!("fault: {name}")));
+    expected.extend(
+        [
+            "crash",
+            "news lost",
+            "answer to a dead node",
+            "record of a dead node",
+            "frozen for a moment",
+            "frozen past its lease",
+            "answer to a frozen node",
+        ]
+        .map(|name| format!("fault: {name}")),
+    );
     for name in expected {
         assert!(summary.visited.get(&name).is_some_and(|count| *count > 0), "{name} was never met");
     }

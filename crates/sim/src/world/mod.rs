@@ -5,32 +5,45 @@
 //! owner, and news of a commit may be lost, in which case a sweep brings it two seconds later. After every step the
 //! checker (`checker.rs`) compares what happened with the promises.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+mod trouble;
+
+use std::cmp::{Ordering, Reverse};
+use std::collections::{BTreeMap, BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use posthaste_core::admission::{self, Facts, HoldReason, LaneFacts, Standing};
 use posthaste_core::bucket::{Bucket, RateLimit};
-use posthaste_core::circuit::CircuitPolicy;
 use posthaste_core::delivery::{CancelReason, NoConnection, Outcome, Silence, State};
-use posthaste_core::endpoint::{Status, Subscription};
-use posthaste_core::event::{EventType, TypePatterns};
+use posthaste_core::endpoint::Status;
+use posthaste_core::event::EventType;
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
+use posthaste_core::latency::LatencySketch;
 use posthaste_core::plant::{self, Plant};
-use posthaste_core::quiet_hours::{Days, QuietHours, TimeOfDay, Window};
-use posthaste_core::retry::{Jitter, RetryPolicy, Strategy};
 use posthaste_core::scheduler::{Backlog, Class, Command, Entry, LaneConfig, LaneMemory, Limits, Scheduler, TenantConfig, Want};
-use posthaste_core::tenant::Share;
 use posthaste_core::text::OrderingKey;
 use posthaste_core::time::Timestamp;
+use posthaste_core::timeout::{Adaptive, Evidence, Mode, Tally, TimeoutRules, Trigger};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::checker::{Checker, Hit, Violation};
+use crate::draw::{self, Mood};
 
 /// Small, so that windows, caps and refills are met in every world.
 const LIMITS: Limits = Limits { in_flight_max: 24, window: 8, low_water: 4, retries: None };
-const TIMEOUT: Duration = Duration::from_secs(10);
+/// What a day of a small world teaches is enough.
+pub(crate) const RULES: TimeoutRules = TimeoutRules {
+    default: Duration::from_secs(10),
+    min: Duration::from_secs(1),
+    max: Duration::from_secs(30),
+    multiplier_percent: 150,
+    buffer: Duration::from_millis(500),
+    samples_min: 20,
+};
+/// For how long an heir leaves alone what the leaver has in flight: the longest timeout, and some.
+const DEADLINE: Duration = Duration::from_secs(65);
+/// Of one endpoint, unfinished.
+const REPLAYS_AT_ONCE: usize = 5;
 /// How long after its heartbeat stops a node's tenants are taken over.
 const LEASE: Duration = Duration::from_secs(5);
 
@@ -64,6 +77,8 @@ pub(crate) struct Row {
     pub(crate) is_later: bool,
     pub(crate) class: Class,
     pub(crate) committed_at: Timestamp,
+    /// When it was asked for, if it is a replay.
+    pub(crate) replayed_at: Option<Timestamp>,
 }
 
 impl Row {
@@ -100,6 +115,11 @@ pub(crate) struct Endpoint {
     pub(crate) before_change: LaneConfig,
     memory: LaneMemory,
     mood: Mood,
+    created_at: Timestamp,
+    pub(crate) mode: Mode,
+    pub(crate) timeout: Adaptive,
+    response_times: LatencySketch,
+    tally: Tally,
 }
 
 pub(crate) struct Tenant {
@@ -108,22 +128,23 @@ pub(crate) struct Tenant {
     owner: usize,
 }
 
-#[derive(Clone, Copy, PartialEq, Debug)]
-enum Mood {
-    Healthy,
-    Failing(u16),
-    Hanging,
-    Refusing,
-    Flaky,
-    Limiting(u64),
-}
-
 struct Node {
     /// `None` while it is down.
     scheduler: Option<Scheduler>,
     /// Raised when it dies: whatever was on its way then is nobody's.
     epoch: u64,
     wakes_at: Option<Timestamp>,
+    /// Nothing runs there until then.
+    frozen_until: Option<Timestamp>,
+    /// Others have taken over while it was frozen. It does not know yet.
+    has_lost_lease: bool,
+}
+
+/// What a replay has still to make, a few at a time.
+struct Replay {
+    endpoint: usize,
+    asked_at: Timestamp,
+    rows: VecDeque<usize>,
 }
 
 /// What a commit writes.
@@ -141,6 +162,8 @@ enum Step {
     /// The owner hears of a commit, or of many by a sweep.
     Feed {
         row: usize,
+        /// As it was committed.
+        entry: Box<Entry>,
     },
     Sweep {
         endpoint: usize,
@@ -186,10 +209,33 @@ enum Step {
         epoch: u64,
         endpoint: usize,
     },
+    /// The owner hears an answer that came while it was frozen.
+    Heard {
+        node: usize,
+        epoch: u64,
+        hit: Box<Hit>,
+        outcome: Outcome,
+    },
+    /// The owner hears that the one before it has recorded something.
+    RecordedElsewhere {
+        endpoint: usize,
+        delivery: DeliveryId,
+    },
     Crash,
     TakeOver {
         dead: usize,
     },
+    Freeze,
+    Thaw {
+        node: usize,
+    },
+    /// A tenant is handed to another node that is well.
+    Transfer,
+    Replay,
+    ReplayGoesOn {
+        replay: Replay,
+    },
+    RecomputeTimeouts,
     Wake {
         node: usize,
     },
@@ -209,6 +255,8 @@ pub(crate) struct World {
     pub(crate) endpoints: Vec<Endpoint>,
     pub(crate) tenants: Vec<Tenant>,
     nodes: Vec<Node>,
+    /// What a leaver may still record, and until when its heir leaves it alone. In the database.
+    left_alone: BTreeMap<DeliveryId, Timestamp>,
     pub(crate) in_flight: BTreeMap<usize, Hit>,
     hit_count: usize,
     publishing_until: Timestamp,
@@ -249,6 +297,7 @@ impl World {
             endpoints: Vec::new(),
             tenants: Vec::new(),
             nodes: Vec::new(),
+            left_alone: BTreeMap::new(),
             in_flight: BTreeMap::new(),
             hit_count: 0,
             publishing_until: now + Duration::from_hours(hours),
@@ -258,24 +307,37 @@ impl World {
             random: ChaCha8Rng::seed_from_u64(seed ^ 0x5eed),
         };
         for _ in 0..random.random_range(1..=3usize) {
-            world.nodes.push(Node { scheduler: Some(Scheduler::new(now, limits)), epoch: 0, wakes_at: None });
+            let scheduler = Some(Scheduler::new(now, limits));
+            world.nodes.push(Node { scheduler, epoch: 0, wakes_at: None, frozen_until: None, has_lost_lease: false });
         }
         for number in 0..random.random_range(1..=4usize) {
             let id = TenantId::parse(&format!("tenant-{number}")).expect("a valid id");
-            let config = world.draw_tenant_config();
+            let config = draw::tenant_config(&mut world.random);
             let owner = number % world.nodes.len();
             let scheduler = world.nodes[owner].scheduler.as_mut().expect("alive");
             scheduler.configure_tenant(now, &id, config, Bucket::full());
             world.tenants.push(Tenant { id, config, owner });
             for _ in 0..random.random_range(1..=3usize) {
-                let config = world.draw_config();
-                let mood = world.draw_mood();
+                let config = draw::lane_config(&mut world.random);
+                let mood = draw::mood(&mut world.random);
+                let mode = draw::timeout_mode(&mut world.random);
                 let id = EndpointId::from_bytes((world.endpoints.len() as u128 + 1).to_be_bytes());
                 let scheduler = world.nodes[owner].scheduler.as_mut().expect("alive");
                 scheduler.configure(now, &world.tenants[number].id, id, config.clone(), LaneMemory::new(), Backlog::None);
-                let memory = LaneMemory::new();
-                let before_change = config.clone();
-                world.endpoints.push(Endpoint { id, tenant: number, config, changed_at: now, before_change, memory, mood });
+                world.endpoints.push(Endpoint {
+                    id,
+                    tenant: number,
+                    before_change: config.clone(),
+                    config,
+                    changed_at: now,
+                    memory: LaneMemory::new(),
+                    mood,
+                    created_at: now,
+                    mode,
+                    timeout: Adaptive::default(),
+                    response_times: LatencySketch::default(),
+                    tally: Tally::default(),
+                });
             }
         }
         world.plan();
@@ -286,8 +348,10 @@ impl World {
     fn plan(&mut self) {
         let span = self.publishing_until.since(self.now);
         let events = self.random.random_range(20..250u32);
+        let mut busy = Vec::new();
         for _ in 0..events {
             let at = self.moment_within(span);
+            busy.push(at);
             // Events come in bursts, too.
             for _ in 0..if self.random.random_range(0..20u32) == 0 { 25 } else { 1 } {
                 self.later(at, Step::Publish);
@@ -312,8 +376,23 @@ impl World {
             self.later(at, Step::TestSend);
         }
         for _ in 0..self.random.random_range(0..4u32) {
-            let at = self.moment_within(span);
+            let at = self.moment_for_trouble(span, &busy);
             self.later(at, Step::Crash);
+        }
+        for _ in 0..self.random.random_range(0..3u32) {
+            let at = self.moment_for_trouble(span, &busy);
+            self.later(at, Step::Freeze);
+        }
+        for _ in 0..self.random.random_range(0..6u32) {
+            let at = self.moment_for_trouble(span, &busy);
+            self.later(at, Step::Transfer);
+        }
+        for _ in 0..self.random.random_range(0..3u32) {
+            let at = self.moment_within(span);
+            self.later(at, Step::Replay);
+        }
+        for day in 1..=span.as_secs() / 86_400 {
+            self.later(Duration::from_hours(24 * day), Step::RecomputeTimeouts);
         }
         self.later(Duration::from_mins(1), Step::Expire);
         self.later(span, Step::Heal);
@@ -322,6 +401,14 @@ impl World {
     fn moment_within(&mut self, span: Duration) -> Duration {
         let millis = u64::try_from(span.as_millis()).expect("some days");
         Duration::from_millis(self.random.random_range(0..millis))
+    }
+
+    /// Half of it comes when something is on its way.
+    fn moment_for_trouble(&mut self, span: Duration, busy: &[Duration]) -> Duration {
+        if self.random.random_range(0..2u32) == 0 {
+            return self.moment_within(span);
+        }
+        busy[self.random.random_range(0..busy.len())] + self.soon(300)
     }
 
     fn later(&mut self, after: Duration, step: Step) {
@@ -349,14 +436,12 @@ impl World {
     }
 
     fn take(&mut self, step: Step) -> Result<(), Violation> {
+        let Some(step) = self.unless_frozen(step) else { return Ok(()) };
         match step {
             Step::Publish => self.publish(),
-            Step::Feed { row } => {
-                if self.rows[row].due().is_some() {
-                    let endpoint = self.rows[row].endpoint;
-                    let entry = self.rows[row].entry();
-                    self.with_owner(endpoint, |scheduler, id| scheduler.offer(id, entry));
-                }
+            Step::Feed { row, entry } => {
+                let endpoint = self.rows[row].endpoint;
+                self.with_owner(endpoint, |scheduler, id| scheduler.offer(id, *entry));
             }
             Step::Sweep { endpoint } => self.with_owner(endpoint, Scheduler::hint),
             Step::ReadSees { node, epoch, endpoint, want, limit } => {
@@ -373,12 +458,16 @@ impl World {
                 }
             }
             Step::Answer { node, epoch, hit, outcome } => self.answered(node, epoch, hit, &outcome)?,
-            Step::Record { node, epoch, written } => self.record(node, epoch, &written),
+            Step::Heard { node, epoch, hit, outcome } => self.heard(node, epoch, &hit, &outcome)?,
+            Step::RecordedElsewhere { endpoint, delivery } => {
+                self.with_owner(endpoint, |scheduler, id| scheduler.recorded_elsewhere(id, delivery));
+            }
+            Step::Record { node, epoch, written } => self.record(node, epoch, &written)?,
             Step::Change => self.change(),
             Step::Applied { endpoint } => self.apply(endpoint),
             Step::MoodChanges { endpoint } => {
                 if !self.is_healed {
-                    self.endpoints[endpoint].mood = self.draw_mood();
+                    self.endpoints[endpoint].mood = draw::mood(&mut self.random);
                 }
             }
             Step::Cancel => self.cancel(),
@@ -391,6 +480,12 @@ impl World {
             }
             Step::Crash => self.crash(),
             Step::TakeOver { dead } => self.take_over(dead),
+            Step::Freeze => self.freeze(),
+            Step::Thaw { node } => self.thaw(node),
+            Step::Transfer => self.transfer(),
+            Step::Replay => self.replay(),
+            Step::ReplayGoesOn { replay } => self.go_on_with(replay),
+            Step::RecomputeTimeouts => self.recompute_timeouts()?,
             Step::Wake { node } => self.nodes[node].wakes_at = None,
             Step::Expire => self.expire(),
             Step::Heal => self.heal(),
@@ -422,10 +517,9 @@ impl World {
             if !self.rows.iter().any(|row| row.endpoint == endpoint && row.due().is_some()) {
                 self.checker.drained(endpoint);
             }
+            self.visit("edge", "published");
             let number = self.rows.len();
-            let class = Class::of(&event_type, is_priority, config.schedule.as_ref());
-            let due = deliver_at.unwrap_or(self.now);
-            self.rows.push(Row {
+            self.commit(Row {
                 delivery: DeliveryId::from_bytes((number as u128 + 1).to_be_bytes()),
                 seq: number as u64 + 1,
                 endpoint,
@@ -435,23 +529,30 @@ impl World {
                 key: key.clone(),
                 deliver_at,
                 expires_at,
-                state: State::Waiting { due },
+                state: State::Waiting { due: deliver_at.unwrap_or(self.now) },
                 attempts: 0,
                 is_later: deliver_at.is_some(),
-                class,
+                class: Class::of(&event_type, is_priority, self.endpoints[endpoint].config.schedule.as_ref()),
                 committed_at: self.now,
+                replayed_at: None,
             });
-            self.by_delivery.insert(self.rows[number].delivery, number);
-            self.visit("edge", "published");
-            if self.random.random_range(0..10u32) == 0 {
-                self.visit("fault", "news lost");
-                self.later(Duration::from_secs(2), Step::Sweep { endpoint });
-            } else {
-                // Mostly at once; now and then a busy node takes its time.
-                let most = if self.random.random_range(0..20u32) == 0 { 2000 } else { 3 };
-                let delay = self.soon(most);
-                self.later(delay, Step::Feed { row: number });
-            }
+        }
+    }
+
+    /// A new row is in the database; its owner hears of it.
+    fn commit(&mut self, row: Row) {
+        let (number, endpoint) = (self.rows.len(), row.endpoint);
+        self.by_delivery.insert(row.delivery, number);
+        self.rows.push(row);
+        if self.random.random_range(0..10u32) == 0 {
+            self.visit("fault", "news lost");
+            self.later(Duration::from_secs(2), Step::Sweep { endpoint });
+        } else {
+            // Mostly at once; now and then a busy node takes its time.
+            let most = if self.random.random_range(0..20u32) == 0 { 2000 } else { 3 };
+            let delay = self.soon(most);
+            let entry = Box::new(self.rows[number].entry());
+            self.later(delay, Step::Feed { row: number, entry });
         }
     }
 
@@ -487,6 +588,9 @@ impl World {
     /// Lets every node do what it wants to do now.
     fn pump(&mut self) -> Result<(), Violation> {
         for node in 0..self.nodes.len() {
+            if self.nodes[node].frozen_until.is_some() {
+                continue;
+            }
             let epoch = self.nodes[node].epoch;
             for turn in 0.. {
                 assert!(turn < 100_000, "seed {}: a node finds no rest", self.report.seed);
@@ -534,26 +638,34 @@ impl World {
         let number = self.hit_count;
         self.hit_count += 1;
         self.report.hits += 1;
-        let hit = Hit { row, endpoint, attempt, is_probe, node, epoch: self.nodes[node].epoch };
+        let present = &self.endpoints[endpoint];
+        let timeout = if is_probe {
+            present.timeout.in_force_for_probe(present.mode, &RULES)
+        } else {
+            present.timeout.in_force(present.mode, &RULES).0
+        };
+        let hit = Hit { row, endpoint, attempt, is_probe, node, epoch: self.nodes[node].epoch, started: self.now, timeout };
         self.trace(1, number as u64 ^ (row as u64) << 20);
         let mut checker = std::mem::take(&mut self.checker);
         let verdict = checker.hit_starts(self, &hit);
         self.checker = checker;
         verdict?;
-        let (takes, outcome) = self.receive(endpoint);
+        let (takes, outcome) = self.receive(endpoint, timeout);
         self.in_flight.insert(number, hit);
         let epoch = self.nodes[node].epoch;
         self.later(takes, Step::Answer { node, epoch, hit: number, outcome });
         Ok(())
     }
 
-    fn receive(&mut self, endpoint: usize) -> (Duration, Outcome) {
+    fn receive(&mut self, endpoint: usize, timeout: Duration) -> (Duration, Outcome) {
         let quick = self.soon(300);
         let answered = |status| Outcome::Answered { status, retry_after: None };
         match self.endpoints[endpoint].mood {
             Mood::Healthy => (quick, answered(200)),
             Mood::Failing(status) => (quick, answered(status)),
-            Mood::Hanging => (TIMEOUT, Outcome::Silent(Silence::Timeout)),
+            Mood::Hanging => (timeout, Outcome::Silent(Silence::Timeout)),
+            Mood::Slow(millis) if Duration::from_millis(millis) >= timeout => (timeout, Outcome::Silent(Silence::Timeout)),
+            Mood::Slow(millis) => (Duration::from_millis(millis), answered(200)),
             Mood::Refusing => (Duration::from_millis(2), Outcome::NotSent(NoConnection::Connect)),
             Mood::Flaky => (quick, answered(if self.random.random_range(0..3u32) == 0 { 500 } else { 204 })),
             Mood::Limiting(seconds) => (quick, Outcome::Answered { status: 429, retry_after: Some(Duration::from_secs(seconds)) }),
@@ -563,8 +675,28 @@ impl World {
     fn answered(&mut self, node: usize, epoch: u64, number: usize, outcome: &Outcome) -> Result<(), Violation> {
         let hit = self.in_flight.remove(&number).expect("in flight until answered");
         let mut checker = std::mem::take(&mut self.checker);
-        checker.hit_ends(self, &hit, outcome);
+        let verdict = checker.hit_ends(self, &hit, outcome);
         self.checker = checker;
+        verdict?;
+        let present = &mut self.endpoints[hit.endpoint];
+        present.tally.attempts += 1;
+        match outcome {
+            Outcome::Answered { status: 200..=299, .. } => present.response_times.record(self.now.since(hit.started)),
+            Outcome::Silent(_) => present.tally.timeouts += 1,
+            Outcome::Answered { .. } | Outcome::NotSent(_) | Outcome::Blocked => {}
+        }
+        match self.nodes[node].frozen_until {
+            Some(thaw) => {
+                self.visit("fault", "answer to a frozen node");
+                let after = thaw.since(self.now);
+                self.later(after, Step::Heard { node, epoch, hit: Box::new(hit), outcome: *outcome });
+                Ok(())
+            }
+            None => self.heard(node, epoch, &hit, outcome),
+        }
+    }
+
+    fn heard(&mut self, node: usize, epoch: u64, hit: &Hit, outcome: &Outcome) -> Result<(), Violation> {
         if self.nodes[node].epoch != epoch {
             self.visit("fault", "answer to a dead node");
             return Ok(());
@@ -575,7 +707,7 @@ impl World {
         let scheduler = self.nodes[node].scheduler.as_mut().expect("alive in this epoch");
         let decision = scheduler.finished(self.now, id, delivery, outcome);
         let mut checker = std::mem::take(&mut self.checker);
-        let verdict = checker.decided(self, &hit, outcome, &decision);
+        let verdict = checker.decided(self, hit, outcome, &decision);
         self.checker = checker;
         verdict?;
         let delay = self.soon(10);
@@ -585,11 +717,23 @@ impl World {
         Ok(())
     }
 
-    fn record(&mut self, node: usize, epoch: u64, written: &Written) {
+    fn record(&mut self, node: usize, epoch: u64, written: &Written) -> Result<(), Violation> {
         let Written { endpoint, delivery, state, attempt, disables } = *written;
+        let is_owner = self.tenants[self.endpoints[endpoint].tenant].owner == node && !self.nodes[node].has_lost_lease;
+        // A leaver may record exactly what it said it would.
+        let was_promised = self.left_alone.get(&delivery).is_some_and(|until| self.now < *until);
+        let may_record = is_owner || was_promised && !self.nodes[node].has_lost_lease;
         if self.nodes[node].epoch != epoch {
             self.visit("fault", "record of a dead node");
-            return;
+            return Ok(());
+        }
+        if !may_record && !plant::is(Plant::OldEpochIsRecorded) {
+            self.visit("fault", "record under an old epoch");
+            return Ok(());
+        }
+        if !may_record {
+            let what = format!("{delivery} at {}: written under an old epoch", self.now.to_rfc3339());
+            return Err(Violation { promise: "I31", what });
         }
         let id = self.endpoints[endpoint].id;
         let number = self.by_delivery[&delivery];
@@ -607,6 +751,10 @@ impl World {
             self.endpoints[endpoint].before_change = self.endpoints[endpoint].config.clone();
             self.endpoints[endpoint].config.status = Status::Disabled;
             self.endpoints[endpoint].changed_at = self.now;
+            if !is_owner {
+                let delay = self.soon(900);
+                self.later(delay, Step::Applied { endpoint });
+            }
         }
         let scheduler = self.nodes[node].scheduler.as_mut().expect("alive in this epoch");
         match attempt {
@@ -614,9 +762,15 @@ impl World {
             Some(_) => scheduler.recorded(id, delivery),
         }
         // Written in the same commit.
-        if let Some(memory) = scheduler.memory(id) {
+        if let Some(memory) = scheduler.memory(id).filter(|_| is_owner) {
             self.endpoints[endpoint].memory = memory;
         }
+        if self.left_alone.remove(&delivery).is_some() {
+            self.visit("edge", "recorded by the owner before");
+            let delay = self.soon(10);
+            self.later(delay, Step::RecordedElsewhere { endpoint, delivery });
+        }
+        Ok(())
     }
 
     /// Somebody changes an endpoint. The owner hears of it within a second.
@@ -625,8 +779,8 @@ impl World {
             return;
         }
         let endpoint = self.random.random_range(0..self.endpoints.len());
-        let drawn = self.draw_config();
-        let kind = self.random.random_range(0..6u32);
+        let drawn = draw::lane_config(&mut self.random);
+        let kind = self.random.random_range(0..7u32);
         let until = self.now + Duration::from_secs(self.random.random_range(1..10_000u64));
         let present = &mut self.endpoints[endpoint];
         present.before_change = present.config.clone();
@@ -653,6 +807,10 @@ impl World {
                 config.subscription = drawn.subscription;
                 "subscription"
             }
+            5 => {
+                present.mode = draw::timeout_mode(&mut self.random);
+                "timeout"
+            }
             _ => {
                 config.max_in_flight = drawn.max_in_flight;
                 "cap"
@@ -675,7 +833,15 @@ impl World {
         let now = self.now;
         self.checker.limit_changed(endpoint, config.rate_limit);
         let node = self.tenants[self.endpoints[endpoint].tenant].owner;
+        if let Some(thaw) = self.nodes[node].frozen_until {
+            let after = thaw.since(now);
+            self.later(after, Step::Applied { endpoint });
+            return;
+        }
         if let Some(scheduler) = self.nodes[node].scheduler.as_mut() {
+            if !scheduler.has_lane(self.endpoints[endpoint].id) {
+                self.checker.drained(endpoint);
+            }
             scheduler.configure(now, &tenant, self.endpoints[endpoint].id, config, memory, Backlog::Unknown);
             scheduler.reread(self.endpoints[endpoint].id);
         }
@@ -709,7 +875,7 @@ impl World {
         let (endpoint, delivery) = (self.rows[number].endpoint, self.rows[number].delivery);
         let node = self.tenants[self.endpoints[endpoint].tenant].owner;
         let Some(scheduler) = self.nodes[node].scheduler.as_mut() else { return };
-        match scheduler.withdraw(self.endpoints[endpoint].id, delivery) {
+        match scheduler.withdraw(self.endpoints[endpoint].id, delivery, self.rows[number].seq) {
             Ok(()) => {
                 self.rows[number].state = State::Cancelled { at: self.now, reason: CancelReason::Requested };
                 self.visit("edge", "waiting to cancelled by request");
@@ -718,59 +884,79 @@ impl World {
         }
     }
 
-    /// A node dies with everything it had in memory.
-    fn crash(&mut self) {
-        let node = self.random.random_range(0..self.nodes.len());
-        if self.nodes[node].scheduler.is_none() || self.is_healed {
-            return;
+    /// Somebody asks for what has ended at an endpoint to be sent again.
+    fn replay(&mut self) {
+        let endpoint = self.random.random_range(0..self.endpoints.len());
+        let rows: VecDeque<usize> = (0..self.rows.len())
+            .filter(|row| self.rows[*row].endpoint == endpoint && self.rows[*row].due().is_none())
+            .take(40)
+            .collect();
+        if !rows.is_empty() {
+            self.visit("edge", "replay");
+            self.later(Duration::ZERO, Step::ReplayGoesOn { replay: Replay { endpoint, asked_at: self.now, rows } });
         }
-        self.visit("fault", "crash");
-        let scheduler = self.nodes[node].scheduler.take().expect("just seen");
-        for number in 0..self.rows.len() {
-            let endpoint = self.endpoints[self.rows[number].endpoint].id;
-            if scheduler.is_in_flight(endpoint, self.rows[number].delivery) {
-                self.checker.lost(number);
-            }
-        }
-        self.nodes[node].epoch += 1;
-        self.nodes[node].wakes_at = None;
-        let endpoints: Vec<usize> =
-            (0..self.endpoints.len()).filter(|e| self.tenants[self.endpoints[*e].tenant].owner == node).collect();
-        for endpoint in endpoints {
-            self.checker.owner_died(endpoint);
-        }
-        let after = if self.nodes.len() == 1 { Duration::from_millis(500) } else { LEASE };
-        self.later(after, Step::TakeOver { dead: node });
     }
 
-    /// Another node takes the dead one's tenants, or the same one starts again.
-    fn take_over(&mut self, dead: usize) {
-        let heir = (dead + self.random.random_range(0..self.nodes.len())) % self.nodes.len();
-        let now = self.now;
-        if self.nodes[dead].scheduler.is_none() {
-            self.nodes[dead].scheduler = Some(Scheduler::new(now, self.limits));
-        }
-        let heir = if self.nodes[heir].scheduler.is_some() { heir } else { dead };
-        for tenant in 0..self.tenants.len() {
-            if self.tenants[tenant].owner != dead {
+    /// One step of it: only so many of an endpoint may be unfinished at once.
+    fn go_on_with(&mut self, mut replay: Replay) {
+        let endpoint = replay.endpoint;
+        let is_unfinished = |row: &&Row| row.endpoint == endpoint && row.replayed_at.is_some() && row.due().is_some();
+        let unfinished = self.rows.iter().filter(is_unfinished).count();
+        for _ in unfinished..REPLAYS_AT_ONCE {
+            let Some(original) = replay.rows.pop_front() else { break };
+            let original = self.rows[original].clone();
+            let number = self.rows.len();
+            let timestamp = if plant::is(Plant::ReplayOvertakes) { original.timestamp } else { replay.asked_at };
+            let config = &self.endpoints[endpoint].config;
+            if !config.status.takes_events() || !config.subscription.covers(&original.event_type) {
                 continue;
             }
-            self.tenants[tenant].owner = heir;
-            let scheduler = self.nodes[heir].scheduler.as_mut().expect("alive");
-            let Tenant { id, config, .. } = &self.tenants[tenant];
-            let bucket = config.rate_limit.map_or(Bucket::full(), |limit| Bucket::empty(now, limit));
-            scheduler.configure_tenant(now, id, *config, bucket);
-            for endpoint in self.endpoints.iter().filter(|endpoint| endpoint.tenant == tenant) {
-                let memory = endpoint.memory.after_a_crash(now, &endpoint.config);
-                scheduler.configure(now, id, endpoint.id, endpoint.config.clone(), memory, Backlog::Unknown);
-            }
+            self.commit(Row {
+                delivery: DeliveryId::from_bytes((number as u128 + 1).to_be_bytes()),
+                seq: number as u64 + 1,
+                timestamp,
+                deliver_at: None,
+                expires_at: None,
+                state: State::Waiting { due: self.now },
+                attempts: 0,
+                is_later: false,
+                class: Class::of(&original.event_type, original.is_priority, config.schedule.as_ref()),
+                committed_at: self.now,
+                replayed_at: Some(replay.asked_at),
+                ..original
+            });
         }
-        for endpoint in 0..self.endpoints.len() {
-            if self.tenants[self.endpoints[endpoint].tenant].owner == heir {
-                let memory = self.endpoints[endpoint].memory;
-                self.checker.taken_over(endpoint, memory.breaker, now);
-            }
+        if !replay.rows.is_empty() && !self.is_healed {
+            self.later(Duration::from_secs(5), Step::ReplayGoesOn { replay });
         }
+    }
+
+    /// Once a day, from what was seen.
+    fn recompute_timeouts(&mut self) -> Result<(), Violation> {
+        for number in 0..self.endpoints.len() {
+            let now = self.now;
+            let endpoint = &mut self.endpoints[number];
+            let before = endpoint.timeout.in_force(endpoint.mode, &RULES).0;
+            let evidence = Evidence {
+                endpoint_created_at: endpoint.created_at,
+                successes: &endpoint.response_times,
+                timeouts: &LatencySketch::default(),
+                last_day: endpoint.tally,
+            };
+            if matches!(endpoint.mode, Mode::Adaptive) || plant::is(Plant::PinIsLearned) {
+                endpoint.timeout.recompute(now, Trigger::Daily, &evidence, &RULES);
+            }
+            endpoint.tally = Tally::default();
+            let (mode, after) = (endpoint.mode, endpoint.timeout.in_force(endpoint.mode, &RULES).0);
+            let name = match after.cmp(&before) {
+                Ordering::Less => "shorter",
+                Ordering::Equal => "unchanged",
+                Ordering::Greater => "longer",
+            };
+            self.visit("timeout", name);
+            self.checker.timeout_computed(number, now, mode, before, after)?;
+        }
+        Ok(())
     }
 
     /// Housekeeping: what has expired while it was held ends.
@@ -781,7 +967,7 @@ impl World {
                 let (endpoint, delivery) = (row.endpoint, row.delivery);
                 let node = self.tenants[self.endpoints[endpoint].tenant].owner;
                 let Some(scheduler) = self.nodes[node].scheduler.as_mut() else { continue };
-                if scheduler.withdraw(self.endpoints[endpoint].id, delivery).is_ok() {
+                if scheduler.withdraw(self.endpoints[endpoint].id, delivery, self.rows[number].seq).is_ok() {
                     self.rows[number].state = State::Dead { at: self.now, reason: posthaste_core::delivery::DeadReason::Expired };
                     self.visit("edge", "waiting to dead by housekeeping");
                 }
@@ -817,6 +1003,9 @@ impl World {
         let row = &self.rows[number];
         let endpoint = &self.endpoints[row.endpoint];
         let node = &self.nodes[self.tenants[endpoint.tenant].owner];
+        if node.frozen_until.is_some() {
+            return Ok(());
+        }
         let Some(scheduler) = &node.scheduler else { return Ok(()) };
         let facts = Facts {
             state: row.state,
@@ -847,6 +1036,10 @@ impl World {
         verdict
     }
 
+    pub(crate) fn owner_of(&self, endpoint: usize) -> usize {
+        self.tenants[self.endpoints[endpoint].tenant].owner
+    }
+
     fn with_owner(&mut self, endpoint: usize, act: impl FnOnce(&mut Scheduler, EndpointId)) {
         let node = self.tenants[self.endpoints[endpoint].tenant].owner;
         let id = self.endpoints[endpoint].id;
@@ -856,6 +1049,8 @@ impl World {
             // A lane that was forgotten is made anew from what the store knows.
             if !scheduler.has_lane(id) {
                 self.report.visited.entry("lane: made anew".to_owned()).and_modify(|count| *count += 1).or_insert(1);
+                // It knew of nothing to send when it was forgotten.
+                self.checker.drained(endpoint);
                 let Endpoint { config, .. } = &self.endpoints[endpoint];
                 scheduler.configure(now, &tenant, id, config.clone(), LaneMemory::new(), Backlog::Unknown);
             }
@@ -872,77 +1067,6 @@ impl World {
             for byte in word.to_le_bytes() {
                 self.report.hash = (self.report.hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
             }
-        }
-    }
-
-    fn draw_tenant_config(&mut self) -> TenantConfig {
-        let random = &mut self.random;
-        let share = Share::new(random.random_range(1..=3u32), [2, 8, 256][random.random_range(0..3usize)]).expect("valid");
-        let rate_limit = (random.random_range(0..5u32) == 0)
-            .then(|| RateLimit::new(random.random_range(20..600u32), random.random_range(1..20u32)).expect("valid"));
-        TenantConfig { share, rate_limit }
-    }
-
-    fn draw_config(&mut self) -> LaneConfig {
-        let random = &mut self.random;
-        let rate_limit = (random.random_range(0..3u32) == 0).then(|| {
-            RateLimit::new([1, 6, 60, 600][random.random_range(0..4usize)], [1, 3, 20][random.random_range(0..3usize)])
-                .expect("valid")
-        });
-        let schedule = (random.random_range(0..3u32) == 0).then(|| {
-            let time = |minutes: u32| TimeOfDay::parse(&format!("{:02}:{:02}", minutes / 60, minutes % 60)).expect("valid");
-            let start = random.random_range(0..1440u32);
-            let end = (start + random.random_range(1..900u32)) % 1440;
-            let zone = ["UTC", "America/New_York", "Europe/Berlin", "Asia/Kolkata"][random.random_range(0..4usize)];
-            let bypass: &[&str] = if random.random_range(0..2u32) == 0 { &["user.made"] } else { &[] };
-            QuietHours::new(
-                zone,
-                vec![Window { start: time(start), end: time(end), days: Days::ALL }],
-                vec![],
-                TypePatterns::default(),
-                TypePatterns::parse(bypass.iter().copied()).expect("valid"),
-            )
-            .expect("it opens")
-        });
-        let retry = match random.random_range(0..3u32) {
-            0 => RetryPolicy::default(),
-            1 => {
-                let delays = vec![Duration::from_secs(random.random_range(0..60u64)); random.random_range(0..5usize)];
-                RetryPolicy::new(Strategy::Schedule { delays, jitter_percent: 20 }, 8, BTreeSet::new()).expect("valid")
-            }
-            _ => {
-                let jitter = [Jitter::None, Jitter::Full, Jitter::Equal, Jitter::Decorrelated][random.random_range(0..4usize)];
-                let strategy =
-                    Strategy::Exponential { base: Duration::from_secs(1), factor: 2.0, cap: Duration::from_mins(10), jitter };
-                RetryPolicy::new(strategy, random.random_range(1..12u32), BTreeSet::from([404])).expect("valid")
-            }
-        };
-        let off: &[&str] = if random.random_range(0..4u32) == 0 { &["order.sent"] } else { &[] };
-        let subscription = Subscription {
-            disabled_event_types: TypePatterns::parse(off.iter().copied()).expect("valid"),
-            ..Subscription::default()
-        };
-        LaneConfig {
-            subscription,
-            max_in_flight: [1, 2, 16][random.random_range(0..3usize)],
-            rate_limit,
-            schedule,
-            circuit: CircuitPolicy::new(random.random_range(1..8u32), Duration::from_secs(random.random_range(1..120u64)))
-                .expect("valid"),
-            retry,
-            ..LaneConfig::default()
-        }
-    }
-
-    fn draw_mood(&mut self) -> Mood {
-        match self.random.random_range(0..16u32) {
-            0..=7 => Mood::Healthy,
-            8 | 9 => Mood::Failing([500, 503, 404, 302, 409, 400][self.random.random_range(0..6usize)]),
-            10 => Mood::Hanging,
-            11 => Mood::Refusing,
-            12 => Mood::Limiting(self.random.random_range(0..2000u64)),
-            13 if self.random.random_range(0..4u32) == 0 => Mood::Failing(410),
-            _ => Mood::Flaky,
         }
     }
 }
