@@ -1,6 +1,7 @@
 //! What a check needs beside Rust: found, or installed where that is possible, or asked for by name.
 
 use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -20,23 +21,49 @@ pub(crate) fn ensure() -> anyhow::Result<()> {
     // The signature tests want crypto libraries that share no code with ours, and run the examples of the guide.
     ensure_program("node", "nodejs")?;
     ensure_program("python3", "python3")?;
+    // The tests of the store start a server of their own, from the programs that are installed.
+    ensure_package("PostgreSQL 14 or newer", "postgresql", posthaste_testpg::is_installed)?;
     ensure_nextest()
 }
 
 /// A program of Debian's.
 fn ensure_program(program: &str, package: &str) -> anyhow::Result<()> {
-    let is_there = || answers(Command::new(program).arg("--version"));
+    ensure_package(program, package, || answers(Command::new(program).arg("--version")))
+}
+
+fn ensure_package(what: &str, package: &str, is_there: impl Fn() -> bool) -> anyhow::Result<()> {
     if is_there() {
         return Ok(());
     }
-    println!("{program} is missing, installing Debian's package {package}");
-    // Without a fresh list of packages the name may not be known.
-    let installed = run(Command::new("apt-get").args(["update", "--quiet"]))
-        .and_then(|()| run(Command::new("apt-get").args(["install", "--yes", "--no-install-recommends", package])));
-    if installed.is_err() || !is_there() {
-        bail!("{program} is missing: install the package {package}");
+    if may_install() {
+        println!("{what} is missing, installing Debian's package {package}");
+        // Without a fresh list of packages the name may not be known, or lead to a version that is gone.
+        let installed = install(package).or_else(|error| {
+            println!("{error:#}; trying again with a fresh list of packages");
+            run(apt_get().args(["update", "--quiet"])).and_then(|()| install(package))
+        });
+        if installed.is_ok() && is_there() {
+            return Ok(());
+        }
     }
-    Ok(())
+    bail!("{what} is missing: install the package {package}")
+}
+
+/// Root may, where there is Debian's installer.
+fn may_install() -> bool {
+    let is_root = std::fs::metadata("/proc/self").is_ok_and(|us| us.uid() == 0);
+    is_root && answers(apt_get().arg("--version"))
+}
+
+fn install(package: &str) -> anyhow::Result<()> {
+    run(apt_get().args(["install", "--yes", "--no-install-recommends", package]))
+}
+
+/// It must not stop to ask for somebody's time zone.
+fn apt_get() -> Command {
+    let mut command = Command::new("apt-get");
+    command.env("DEBIAN_FRONTEND", "noninteractive").stdin(Stdio::null());
+    command
 }
 
 fn ensure_nextest() -> anyhow::Result<()> {
