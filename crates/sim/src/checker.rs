@@ -53,7 +53,7 @@ pub(crate) struct Checker {
 #[derive(Clone, Default)]
 struct RowHistory {
     hits: u32,
-    /// The end of the last hit, its outcome, and its attempt number.
+    /// When its owner heard how the last hit ended, its outcome, and its attempt number.
     last: Option<(Timestamp, Outcome, u32)>,
     /// A success that was not recorded because its owner died; then another hit is allowed.
     lost_success: bool,
@@ -342,7 +342,6 @@ impl Checker {
         // A slot has become free.
         self.lanes.entry(hit.endpoint).or_default().last_hit = Some(world.now);
         let history = self.rows.entry(hit.row).or_default();
-        history.last = Some((world.now, *outcome, hit.attempt));
         history.succeeded |= matches!(outcome, Outcome::Answered { status: 200..=299, .. });
         Ok(())
     }
@@ -373,6 +372,10 @@ impl Checker {
             }
             lane.shortened_at = Some(now);
         }
+        if after > before {
+            // The way down begins anew.
+            lane.shortened_at = None;
+        }
         Ok(())
     }
 
@@ -382,6 +385,7 @@ impl Checker {
         let endpoint = &world.endpoints[hit.endpoint];
         let fail =
             |promise, what: String| Err(Violation { promise, what: format!("row {} at {}: {what}", hit.row, now.to_rfc3339()) });
+        self.rows.entry(hit.row).or_default().last = Some((now, *outcome, hit.attempt));
         let policy = &endpoint.config.retry;
         let is_last = hit.attempt >= policy.max_attempts();
         let expected = match outcome {

@@ -383,19 +383,9 @@ impl Lane {
         self.elsewhere.iter().filter(|(_, elsewhere)| elsewhere.until <= now).map(|(delivery, _)| *delivery).collect()
     }
 
-    /// When the first of them will be overdue.
-    pub(super) fn next_overdue(&self) -> Option<Timestamp> {
-        self.elsewhere.values().map(|elsewhere| elsewhere.until).min()
-    }
-
     /// Takes on a changed configuration. What was spent, counted and learned stays.
     pub(super) fn configure(&mut self, now: Timestamp, config: LaneConfig) {
-        self.memory.bucket = match (self.config.rate_limit, config.rate_limit) {
-            (Some(old), Some(new)) => self.memory.bucket.under(now, old, new),
-            // Nobody counted while there was no limit: it starts empty, so that switching it on cannot grant a burst.
-            (None, Some(new)) => Bucket::empty(now, new),
-            (_, None) => Bucket::full(),
-        };
+        self.memory.bucket = changed_bucket(self.memory.bucket, now, self.config.rate_limit, config.rate_limit);
         self.memory.breaker = self.memory.breaker.under(now, &config.circuit);
         if self.config.schedule != config.schedule {
             self.phase = None;
@@ -418,5 +408,15 @@ impl Lane {
             && self.memory.health == Health::default()
             && self.memory.held_until.is_none_or(|until| until <= now)
             && self.config.rate_limit.is_none_or(|limit| self.memory.bucket.is_full(now, limit))
+    }
+}
+
+/// A bucket whose limit has changed.
+pub(super) fn changed_bucket(bucket: Bucket, now: Timestamp, old: Option<RateLimit>, new: Option<RateLimit>) -> Bucket {
+    match (old, new) {
+        (Some(old), Some(new)) => bucket.under(now, old, new),
+        // Nobody counted while there was no limit: it starts empty, so that switching it on cannot grant a burst.
+        (None, Some(new)) => Bucket::empty(now, new),
+        (_, None) => Bucket::full(),
     }
 }

@@ -144,6 +144,8 @@ struct Tenant {
 enum Sleeper {
     Lane(usize),
     Tenant(usize),
+    /// Of a lane: what an owner before should have recorded by then.
+    Elsewhere(usize),
 }
 
 impl Scheduler {
@@ -169,11 +171,7 @@ impl Scheduler {
     pub fn configure_tenant(&mut self, now: Timestamp, id: &TenantId, config: TenantConfig, bucket: Bucket) {
         if let Some(number) = self.tenant_numbers.get(id).copied() {
             let tenant = &mut self.tenants[number];
-            tenant.bucket = match (tenant.config.rate_limit, config.rate_limit) {
-                (Some(old), Some(new)) => tenant.bucket.under(now, old, new),
-                (None, Some(new)) => Bucket::empty(now, new),
-                (_, None) => Bucket::full(),
-            };
+            tenant.bucket = lane::changed_bucket(tenant.bucket, now, tenant.config.rate_limit, config.rate_limit);
             tenant.config = config;
             self.enter_ring(number);
             return;
@@ -332,29 +330,15 @@ impl Scheduler {
             self.park(now, number, None);
             return None;
         }
-        let overdue = if lane.elsewhere.is_empty() { vec![] } else { lane.overdue_elsewhere(now) };
-        if !overdue.is_empty() {
-            let endpoint = lane.endpoint;
-            for delivery in overdue {
-                self.recorded_elsewhere(endpoint, delivery);
-            }
-            return None;
-        }
         let wants = lane.window.wants(limits.low_water);
         let limit = limits.window + lane.flights.len();
         self.reads.extend(wants.into_iter().map(|want| Command::Read { endpoint: lane.endpoint, want, limit }));
         if lane.in_flight >= lane.in_flight_max() {
-            if !lane.elsewhere.is_empty() {
-                self.park(now, number, None);
-            }
             return None;
         }
         let free = tenant.free();
         if lane.in_flight >= free {
             tenant.slot_waiters.insert((lane.in_flight + 1, number));
-            if !lane.elsewhere.is_empty() {
-                self.park(now, number, None);
-            }
             return None;
         }
         match lane.turn(now, retries_from) {
@@ -436,9 +420,9 @@ impl Scheduler {
         }
         let lane = self.lane_mut(number);
         let in_flight = lane.leave();
-        let memory = lane.memory.handed_over(&lane.config);
+        let (memory, rate_limit) = (lane.memory.handed_over(&lane.config), lane.config.rate_limit);
         self.enqueue(number);
-        Some(HandOver { memory, in_flight })
+        Some(HandOver { memory, rate_limit, in_flight })
     }
 
     /// What is known of a tenant's tokens, for handing it over.
@@ -461,6 +445,7 @@ impl Scheduler {
         let tenant = lane.tenant;
         self.tenants[tenant].in_flight += 1;
         self.in_flight += 1;
+        self.wakes.push(Reverse((until, Sleeper::Elsewhere(number))));
         self.enqueue(number);
     }
 
@@ -620,7 +605,6 @@ impl Scheduler {
             self.free_numbers.push(number);
             return;
         }
-        let until = until.into_iter().chain(lane.next_overdue()).min();
         lane.wakes_at = until;
         if let Some(until) = until.filter(|_| !plant::is(Plant::WakeForgotten)) {
             self.wakes.push(Reverse((until, Sleeper::Lane(number))));
@@ -639,12 +623,22 @@ impl Scheduler {
                         self.enqueue(number);
                     }
                 }
+                Sleeper::Elsewhere(number) => self.give_up_waiting(now, number),
                 Sleeper::Tenant(number) => {
                     if self.tenants[number].wakes_at == Some(at) {
                         self.enter_ring(number);
                     }
                 }
             }
+        }
+    }
+
+    /// What the owner before has not recorded in time is ours.
+    fn give_up_waiting(&mut self, now: Timestamp, number: usize) {
+        let Some(lane) = &self.lanes[number] else { return };
+        let endpoint = lane.endpoint;
+        for delivery in lane.overdue_elsewhere(now) {
+            self.recorded_elsewhere(endpoint, delivery);
         }
     }
 
@@ -665,8 +659,17 @@ impl Scheduler {
 #[derive(Clone, PartialEq, Debug)]
 pub struct HandOver {
     pub memory: LaneMemory,
+    /// What its bucket was counted under. The new owner may know of another one already.
+    pub rate_limit: Option<RateLimit>,
     /// What the old owner will still record.
     pub in_flight: Vec<DeliveryId>,
+}
+
+impl HandOver {
+    /// What the new owner begins with.
+    pub fn memory_under(&self, now: Timestamp, config: &LaneConfig) -> LaneMemory {
+        LaneMemory { bucket: lane::changed_bucket(self.memory.bucket, now, self.rate_limit, config.rate_limit), ..self.memory }
+    }
 }
 
 /// It is on its way and cannot be called back.

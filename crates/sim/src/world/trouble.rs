@@ -147,7 +147,8 @@ impl World {
                 self.checker.drained(number);
                 continue;
             };
-            endpoint.memory = hand_over.memory;
+            endpoint.memory = hand_over.memory_under(now, &endpoint.config);
+            self.checker.limit_changed(number, endpoint.config.rate_limit);
             heir.configure(now, id, endpoint.id, endpoint.config.clone(), endpoint.memory, Backlog::Unknown);
             for delivery in hand_over.in_flight {
                 let until = now + DEADLINE;
