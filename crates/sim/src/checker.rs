@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use posthaste_core::admission::Standing;
 use posthaste_core::bucket::RateLimit;
-use posthaste_core::circuit::Breaker;
+use posthaste_core::circuit::{Breaker, CircuitPolicy};
 use posthaste_core::delivery::{DeadReason, Outcome, Verdict};
 use posthaste_core::endpoint::Status;
 use posthaste_core::quiet_hours::Phase;
@@ -317,6 +317,15 @@ impl Checker {
             Circuit::Probing => return fail("I27", "sent although a probe is on its way".to_owned()),
         }
         Ok(())
+    }
+
+    /// A token was spent and nothing was sent. If it was to be the probe, it has proved nothing.
+    pub(crate) fn unsendable(&mut self, endpoint: usize, is_probe: bool, now: Timestamp, circuit: &CircuitPolicy) {
+        let lane = self.lanes.entry(endpoint).or_default();
+        lane.last_hit = Some(now);
+        if is_probe {
+            lane.circuit = Circuit::Open { probe_from: now + circuit.probe_interval() };
+        }
     }
 
     /// A test-send takes a token like everybody else.

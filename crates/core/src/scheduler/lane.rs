@@ -327,6 +327,15 @@ impl Lane {
         Decision { verdict, transition, news, disables_endpoint }
     }
 
+    /// Nothing was sent. A probe has proved nothing.
+    pub(super) fn unsendable(&mut self, now: Timestamp, delivery: DeliveryId) {
+        let flight = self.flights.get_mut(delivery).expect("in flight until recorded");
+        let was_probe = flight.stage == Stage::OnTheWire { is_probe: true };
+        flight.stage = Stage::Recording { waits_until: None };
+        self.in_flight -= 1;
+        (self.memory.breaker, _) = self.memory.breaker.after(now, Signal::Neither, was_probe, &self.config.circuit);
+    }
+
     /// The record has been committed.
     pub(super) fn recorded(&mut self, delivery: DeliveryId) {
         let Flight { mut entry, stage } = self.flights.remove(delivery).expect("in flight until recorded");

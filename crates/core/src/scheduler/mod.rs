@@ -393,6 +393,14 @@ impl Scheduler {
         decision
     }
 
+    /// A [`Command::Send`] cannot be carried out, because what is stored of it is damaged. It ends without an attempt: record
+    /// that, and say [`Scheduler::ended`].
+    pub fn unsendable(&mut self, now: Timestamp, endpoint: EndpointId, delivery: DeliveryId) {
+        let number = self.number(endpoint);
+        self.lane_mut(number).unsendable(now, delivery);
+        self.slot_is_free(number);
+    }
+
     /// The record of an answer has been committed.
     pub fn recorded(&mut self, endpoint: EndpointId, delivery: DeliveryId) {
         let number = self.number(endpoint);

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use posthaste_core::admission::{self, Facts, HoldReason, LaneFacts, Standing};
 use posthaste_core::bucket::{Bucket, RateLimit};
-use posthaste_core::delivery::{CancelReason, NoConnection, Outcome, Silence, State};
+use posthaste_core::delivery::{CancelReason, DeadReason, NoConnection, Outcome, Silence, State};
 use posthaste_core::endpoint::Status;
 use posthaste_core::event::EventType;
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
@@ -77,6 +77,8 @@ pub(crate) struct Row {
     pub(crate) is_later: bool,
     pub(crate) class: Class,
     pub(crate) committed_at: Timestamp,
+    /// What is stored of it is not what was published.
+    pub(crate) is_damaged: bool,
     /// When it was asked for, if it is a replay.
     pub(crate) replayed_at: Option<Timestamp>,
 }
@@ -519,6 +521,7 @@ impl World {
             }
             self.visit("edge", "published");
             let number = self.rows.len();
+            let is_damaged = self.random.random_range(0..200u32) == 0;
             self.commit(Row {
                 delivery: DeliveryId::from_bytes((number as u128 + 1).to_be_bytes()),
                 seq: number as u64 + 1,
@@ -534,6 +537,7 @@ impl World {
                 is_later: deliver_at.is_some(),
                 class: Class::of(&event_type, is_priority, self.endpoints[endpoint].config.schedule.as_ref()),
                 committed_at: self.now,
+                is_damaged,
                 replayed_at: None,
             });
         }
@@ -633,8 +637,19 @@ impl World {
         attempt: u32,
         is_probe: bool,
     ) -> Result<(), Violation> {
+        let endpoint_id = endpoint;
         let endpoint = endpoint_number(endpoint);
         let row = self.by_delivery[&delivery];
+        if self.rows[row].is_damaged {
+            let scheduler = self.nodes[node].scheduler.as_mut().expect("it has just spoken");
+            scheduler.unsendable(self.now, endpoint_id, delivery);
+            self.checker.unsendable(endpoint, is_probe, self.now, &self.endpoints[endpoint].config.circuit);
+            let state = State::Dead { at: self.now, reason: DeadReason::Corrupt };
+            let (epoch, delay) = (self.nodes[node].epoch, self.soon(10));
+            let written = Written { endpoint, delivery, state, attempt: None, disables: false };
+            self.later(delay, Step::Record { node, epoch, written });
+            return Ok(());
+        }
         let number = self.hit_count;
         self.hit_count += 1;
         self.report.hits += 1;
@@ -968,7 +983,7 @@ impl World {
                 let node = self.tenants[self.endpoints[endpoint].tenant].owner;
                 let Some(scheduler) = self.nodes[node].scheduler.as_mut() else { continue };
                 if scheduler.withdraw(self.endpoints[endpoint].id, delivery, self.rows[number].seq).is_ok() {
-                    self.rows[number].state = State::Dead { at: self.now, reason: posthaste_core::delivery::DeadReason::Expired };
+                    self.rows[number].state = State::Dead { at: self.now, reason: DeadReason::Expired };
                     self.visit("edge", "waiting to dead by housekeeping");
                 }
             }
