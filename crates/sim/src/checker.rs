@@ -221,6 +221,7 @@ impl Checker {
                 && !world.in_flight.values().any(|flight| flight.row == *number)
                 && !is_quiet(other)
                 // It is being ended instead.
+                && !other.is_damaged
                 && endpoint.config.subscription.covers(&other.event_type)
                 && other.expires_at.is_none_or(|at| now < at)
                 && self.rows.get(number).is_none_or(|history| history.hits == 0)
