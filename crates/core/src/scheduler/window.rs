@@ -593,10 +593,10 @@ impl Window {
         if self.heads_more && self.heads.len() - self.keyed_waiting.len() < low_water {
             wants.push(Want::Heads { after: self.heads_after.clone() });
         }
-        if !self.heads_wanted.is_empty() {
-            wants.extend(std::mem::take(&mut self.heads_wanted).into_iter().map(Want::Head));
-        }
+        wants.extend(self.heads_wanted.iter().cloned().map(Want::Head));
         wants.retain(|want| !self.asked.contains_key(want));
+        // A key whose head is being read has had news since: it is read once more.
+        self.heads_wanted.retain(|key| self.asked.contains_key(&Want::Head(key.clone())));
         for want in &wants {
             self.ask_number += 1;
             self.asked.insert(want.clone(), self.ask_number);

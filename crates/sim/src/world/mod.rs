@@ -761,7 +761,7 @@ impl World {
             self.visit("edge", &format!("waiting to {}", state_name(state)));
             self.trace(2, number as u64);
         }
-        if disables {
+        if disables && self.endpoints[endpoint].config.status != Status::Disabled {
             self.visit("edge", "endpoint disabled");
             self.endpoints[endpoint].before_change = self.endpoints[endpoint].config.clone();
             self.endpoints[endpoint].config.status = Status::Disabled;
