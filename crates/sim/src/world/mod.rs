@@ -1043,7 +1043,12 @@ impl World {
             Standing::Dead { reason, .. } => format!("dead: {}", reason.name()),
             Standing::Cancelled { reason, .. } => format!("cancelled: {}", reason.name()),
         };
-        let concurrency = matches!(standing, Standing::Held { reason: HoldReason::Concurrency, .. });
+        // What an owner before has in flight takes slots until its deadline, and a moment ago still did.
+        let was_awaited = self.left_alone.iter().any(|(delivery, until)| {
+            let other = &self.rows[self.by_delivery[delivery]];
+            self.endpoints[other.endpoint].tenant == endpoint.tenant && self.now < *until + Duration::from_secs(10)
+        });
+        let concurrency = was_awaited || matches!(standing, Standing::Held { reason: HoldReason::Concurrency, .. });
         self.visit("standing", &name);
         let mut checker = std::mem::take(&mut self.checker);
         let verdict = checker.seen(self, number, standing, concurrency);
