@@ -33,6 +33,11 @@ enum Task {
     },
     /// Measure the scheduler alone, with few lanes and with many
     BenchScheduler,
+    /// Measure a store beside a bare program: [--postgres] [--backlog [--rows N]] [--seconds N]
+    BenchStore {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Simulate adaptive timeouts against a fixed one, over a fleet of destinations
     Fleet {
         /// Passed on: --seed N, --destinations N, --days N, --busier N
@@ -46,6 +51,10 @@ fn main() -> ExitCode {
         Task::Check { fast } => check::run(fast),
         Task::Sim { arguments } => simulator("sim", &arguments),
         Task::BenchScheduler => simulator("scheduler", &[]),
+        Task::BenchStore { arguments } => {
+            run(cargo(&["run", "--release", "--quiet", "--package", "posthaste-store", "--example", "bench", "--"])
+                .args(&arguments))
+        }
         Task::Fleet { arguments } => simulator("fleet", &arguments),
     };
     match result {

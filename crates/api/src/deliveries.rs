@@ -4,6 +4,7 @@ use axum::Json as Answer;
 use axum::extract::State;
 use posthaste_core::admission::{Facts, LaneFacts, Standing, explain};
 use posthaste_core::delivery::{NoConnection, Outcome, Silence, State as DeliveryState};
+use posthaste_core::endpoint::Status;
 use posthaste_core::id::DeliveryId;
 use posthaste_core::time::Timestamp;
 use posthaste_store::{AttemptRecord, DeliveryRow};
@@ -55,7 +56,8 @@ pub(crate) struct Attempts {
 
 pub(crate) async fn read(State(app): State<App>, Id(id): Id) -> Result<Answer<DeliveryView>, Problem> {
     let row = find(&app, &id).await?;
-    Ok(Answer(view(&row, app.store.now())))
+    let endpoint = app.store.endpoint(row.endpoint).await?.ok_or_else(Problem::not_found)?;
+    Ok(Answer(view(&row, endpoint.endpoint.status, app.store.now())))
 }
 
 pub(crate) async fn attempts(State(app): State<App>, Id(id): Id) -> Result<Answer<Attempts>, Problem> {
@@ -71,15 +73,15 @@ async fn find(app: &App, id: &str) -> Result<DeliveryRow, Problem> {
     app.store.delivery(id).await?.ok_or_else(Problem::not_found)
 }
 
-fn view(row: &DeliveryRow, now: Timestamp) -> DeliveryView {
+fn view(row: &DeliveryRow, endpoint_status: Status, now: Timestamp) -> DeliveryView {
     let facts = Facts {
         state: row.state,
         attempts: row.attempts,
         is_in_flight: false,
         event_type: &row.event_type,
-        is_priority: false,
+        is_priority: row.is_priority,
         is_head_of_key: true,
-        lane: LaneFacts::of(row.endpoint_status),
+        lane: LaneFacts::of(endpoint_status),
     };
     let mut view = DeliveryView {
         id: row.id.to_string(),

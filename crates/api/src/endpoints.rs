@@ -3,11 +3,11 @@
 use axum::Json as Answer;
 use axum::extract::State;
 use http::{StatusCode, Uri};
-use posthaste_core::endpoint::{Status, Subscription};
+use posthaste_core::endpoint::{Endpoint, Status, Subscription};
 use posthaste_core::event::{TypePattern, TypePatterns};
 use posthaste_core::id::{EndpointId, TenantId};
 use posthaste_signing::Secret;
-use posthaste_store::{SecretText, StoredEndpoint};
+use posthaste_store::{Audit, Change, NewEndpoint, SecretText, StoredSecret};
 use serde::{Deserialize, Serialize};
 
 use crate::App;
@@ -16,10 +16,12 @@ use crate::events::DEFAULT_TENANT;
 use crate::problem::Problem;
 
 const URL_BYTES_MAX: usize = 2048;
+/// Enough for any customer; a loop that makes endpoints ends here.
+const ENDPOINTS_PER_TENANT_MAX: u32 = 1000;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct NewEndpoint {
+pub(crate) struct NewEndpointBody {
     url: String,
     tenant: Option<String>,
     #[serde(default)]
@@ -42,22 +44,30 @@ pub(crate) struct EndpointView {
 
 pub(crate) async fn create(
     State(app): State<App>,
-    Json(new): Json<NewEndpoint>,
+    Json(new): Json<NewEndpointBody>,
 ) -> Result<(StatusCode, Answer<EndpointView>), Problem> {
     let tenant =
         TenantId::parse(new.tenant.as_deref().unwrap_or(DEFAULT_TENANT)).map_err(|error| Problem::invalid("tenant", error))?;
     check_url(&new.url).map_err(|message| Problem::invalid("url", message))?;
     let secret = Secret::from_random(rand::random());
-    let endpoint = StoredEndpoint {
-        id: EndpointId::from_unique(app.store.unique()),
-        tenant,
-        url: new.url,
-        subscription: Subscription { event_types: patterns(&new.event_types)?, ..Subscription::default() },
-        status: Status::Active,
-        secret: SecretText(secret.reveal().to_owned()),
-        created_at: app.store.now(),
+    let id = EndpointId::from_unique(app.store.unique());
+    let subscription = Subscription { event_types: patterns(&new.event_types)?, ..Subscription::default() };
+    let endpoint = Endpoint { subscription, ..Endpoint::new(id, tenant.clone(), new.url, app.store.now()) };
+    let secrets = vec![StoredSecret { secret: SecretText(secret.reveal().to_owned()), until: None }];
+    let audit = Audit {
+        actor: "admin key".to_owned(),
+        address: None,
+        action: "endpoint.create".to_owned(),
+        subject: endpoint.id.to_string(),
+        tenant: Some(tenant),
+        before: None,
+        after: None,
     };
-    app.store.create_endpoint(endpoint.clone()).await?;
+    let new = NewEndpoint { endpoint: endpoint.clone(), secrets, per_tenant_max: ENDPOINTS_PER_TENANT_MAX };
+    app.store
+        .configure(Change::CreateEndpoint(Box::new(new)), audit)
+        .await?
+        .map_err(|refusal| Problem::invalid("tenant", refusal))?;
     let view = EndpointView { secret: Some(secret.reveal().to_owned()), ..view(&endpoint) };
     Ok((StatusCode::CREATED, Answer(view)))
 }
@@ -65,10 +75,13 @@ pub(crate) async fn create(
 pub(crate) async fn read(State(app): State<App>, Id(id): Id) -> Result<Answer<EndpointView>, Problem> {
     let id = EndpointId::parse(&id).map_err(|_| Problem::not_found())?;
     let endpoint = app.store.endpoint(id).await?.ok_or_else(Problem::not_found)?;
-    Ok(Answer(view(&endpoint)))
+    if endpoint.deleted_at.is_some() {
+        return Err(Problem::not_found());
+    }
+    Ok(Answer(view(&endpoint.endpoint)))
 }
 
-fn view(endpoint: &StoredEndpoint) -> EndpointView {
+fn view(endpoint: &Endpoint) -> EndpointView {
     EndpointView {
         id: endpoint.id.to_string(),
         tenant: endpoint.tenant.to_string(),

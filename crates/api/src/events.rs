@@ -1,5 +1,7 @@
 //! `/v1/events`: something happened.
 
+use std::sync::Arc;
+
 use axum::Json as Answer;
 use axum::extract::State;
 use http::StatusCode;
@@ -7,8 +9,10 @@ use posthaste_core::event::{Data, Event, EventType, Timing};
 use posthaste_core::id::{EventId, TenantId};
 use posthaste_core::text::{Label, Labels, Version};
 use posthaste_core::time::Timestamp;
+use posthaste_store::{NewEvent, Published as Stored};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use sha2::{Digest, Sha256};
 
 use crate::App;
 use crate::body::Json;
@@ -18,7 +22,7 @@ pub(crate) const DEFAULT_TENANT: &str = "default";
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct NewEvent {
+pub(crate) struct NewEventBody {
     #[serde(rename = "type")]
     event_type: String,
     /// Kept as the bytes that it came as.
@@ -38,11 +42,14 @@ pub(crate) struct Published {
     tenant: String,
     timestamp: String,
     duplicate: bool,
-    deliveries: usize,
+    deliveries: u32,
 }
 
 /// Answers only after the event and its deliveries are on disk.
-pub(crate) async fn publish(State(app): State<App>, Json(new): Json<NewEvent>) -> Result<(StatusCode, Answer<Published>), Problem> {
+pub(crate) async fn publish(
+    State(app): State<App>,
+    Json(new): Json<NewEventBody>,
+) -> Result<(StatusCode, Answer<Published>), Problem> {
     let event = read(&app, &new)?;
     let published = Published {
         id: event.id.to_string(),
@@ -52,11 +59,17 @@ pub(crate) async fn publish(State(app): State<App>, Json(new): Json<NewEvent>) -
         duplicate: false,
         deliveries: 0,
     };
-    let deliveries = app.store.publish(event).await?.len();
+    let fingerprint = Sha256::digest(new.data.get().as_bytes()).into();
+    let new = NewEvent { event: Arc::new(event), is_id_chosen: false, fingerprint };
+    let deliveries = match app.store.publish(vec![new]).await?.as_slice() {
+        [Stored::Made { deliveries }] => *deliveries,
+        // Nobody can give a key or an id yet.
+        _ => return Err(Problem::invalid("", "it was published before")),
+    };
     Ok((StatusCode::ACCEPTED, Answer(Published { deliveries, ..published })))
 }
 
-fn read(app: &App, new: &NewEvent) -> Result<Event, Problem> {
+fn read(app: &App, new: &NewEventBody) -> Result<Event, Problem> {
     let accepted_at = app.store.now();
     let label =
         |(index, text): (usize, &String)| Label::parse(text).map_err(|error| Problem::invalid(format!("labels[{index}]"), error));

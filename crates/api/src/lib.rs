@@ -26,12 +26,12 @@ const BODY_BYTES_MAX: usize = 1024 * 1024;
 
 #[derive(Clone, Debug)]
 struct App {
-    store: Store,
+    store: Arc<dyn Store>,
     admin_key: Arc<AdminKey>,
 }
 
 /// Everything that is served. `admin_key` is the key that callers have to show.
-pub fn router(store: Store, admin_key: &str) -> Router {
+pub fn router(store: Arc<dyn Store>, admin_key: &str) -> Router {
     let app = App { store, admin_key: Arc::new(AdminKey::new(admin_key)) };
     Router::new()
         .route("/v1/endpoints", post(endpoints::create))

@@ -34,6 +34,29 @@ pub struct Endpoint {
     pub updated_at: Timestamp,
 }
 
+impl Endpoint {
+    /// One about which nothing else was said: active, for all types, with everybody's policies.
+    pub fn new(id: EndpointId, tenant: TenantId, url: String, now: Timestamp) -> Endpoint {
+        Endpoint {
+            id,
+            tenant,
+            uid: None,
+            url,
+            description: Description::parse("").expect("nothing is a description"),
+            status: Status::Active,
+            subscription: Subscription::default(),
+            max_in_flight: MaxInFlight::default(),
+            policies: PolicyOverrides::default(),
+            signing: Signing::default(),
+            payload_format: PayloadFormat::default(),
+            headers: Headers::default(),
+            metadata: Metadata::default(),
+            created_at: now,
+            updated_at: now,
+        }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Status {
     Active,

@@ -27,19 +27,20 @@ pub struct Health {
     run: Option<FailingRun>,
 }
 
+/// One failure after another.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct FailingRun {
-    since: Timestamp,
-    last: Timestamp,
-    /// The time from attempt to attempt, of which a long silence counts only [`GAP_MAX`].
-    failing_for: Duration,
-    failures: u32,
-    told: Option<Told>,
+pub struct FailingRun {
+    pub since: Timestamp,
+    pub last: Timestamp,
+    /// The time from attempt to attempt, of which a long silence counts only so much.
+    pub failing_for: Duration,
+    pub failures: u32,
+    pub told: Option<Told>,
 }
 
 /// What has been said about this run already.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Told {
+pub enum Told {
     Warning(Warning),
     GivenUp,
 }
@@ -66,6 +67,16 @@ pub enum News {
 }
 
 impl Health {
+    /// For the store, which keeps the run.
+    pub fn stored(run: Option<FailingRun>) -> Health {
+        Health { run }
+    }
+
+    /// For the store: what [`Health::stored`] takes.
+    pub fn run(&self) -> Option<FailingRun> {
+        self.run
+    }
+
     /// An attempt has ended. The same news is told once per run of failures.
     pub fn after(&mut self, now: Timestamp, succeeded: bool, policy: &HealthPolicy) -> Option<News> {
         if succeeded {

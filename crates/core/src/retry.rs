@@ -122,6 +122,11 @@ impl RetryPolicy {
         &self.also_statuses
     }
 
+    /// For the store: the setting itself, which a longer list of delays would bring to bear.
+    pub fn max_attempts_as_set(&self) -> u32 {
+        self.max_attempts
+    }
+
     /// How many tries a delivery has in all: the setting, or fewer where the list of delays ends before.
     pub fn max_attempts(&self) -> u32 {
         match &self.strategy {

@@ -75,6 +75,11 @@ impl Retention {
         if (1..=365).contains(&days) { Ok(Retention(days)) } else { Err(TextError { rule: "retention_days is 1 to 365" }) }
     }
 
+    /// For the store, which keeps what was said.
+    pub fn as_days(self) -> u32 {
+        self.0
+    }
+
     pub fn as_duration(self) -> Duration {
         Duration::from_hours(u64::from(self.0) * 24)
     }

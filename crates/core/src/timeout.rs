@@ -161,7 +161,7 @@ pub struct Learned {
 
 /// Where a shortening stands.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-enum Descent {
+pub enum Descent {
     #[default]
     None,
     /// Shortened at `since` from `before`; not shorter again for a week. If `half_way`, the computed value was not
@@ -172,6 +172,19 @@ enum Descent {
 }
 
 impl Adaptive {
+    /// For the store. `None` if a shortening is named of which nothing was learned: there would be nothing to undo.
+    pub fn stored(learned: Option<Learned>, descent: Descent) -> Option<Adaptive> {
+        match descent {
+            Descent::Shortened { .. } if learned.is_none() => None,
+            Descent::None | Descent::Shortened { .. } | Descent::Undone { .. } => Some(Adaptive { learned, descent }),
+        }
+    }
+
+    /// For the store: what [`Adaptive::stored`] takes beside what was learned.
+    pub fn descent(&self) -> Descent {
+        self.descent
+    }
+
     /// What applies now, and why.
     pub fn in_force(&self, mode: Mode, rules: &TimeoutRules) -> (Duration, Method) {
         match (mode, &self.learned) {
@@ -472,6 +485,15 @@ mod tests {
         daily(&mut adaptive, day(1), 1_000);
         assert_eq!(adaptive.shortened_at(day(2)), Some(day(1)));
         assert_eq!(adaptive.shortened_at(day(2) + Duration::from_millis(1)), None);
+    }
+
+    #[test]
+    fn what_is_stored_of_it_is_all_of_it() {
+        let mut adaptive = Adaptive::default();
+        daily(&mut adaptive, day(1), 1_000);
+        assert_eq!(Adaptive::stored(adaptive.learned().copied(), adaptive.descent()), Some(adaptive));
+        assert_eq!(Adaptive::stored(None, adaptive.descent()), None, "a shortening was learned, or it was none");
+        assert_eq!(Adaptive::stored(None, Descent::None), Some(Adaptive::default()));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use axum::routing::post;
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 use posthaste_core::delivery::{DeadReason, Outcome, State};
-use posthaste_core::endpoint::{Status, Subscription};
+use posthaste_core::endpoint::{Endpoint, Status};
 use posthaste_core::event::{Data, Event, EventType, Timing};
 use posthaste_core::id::{DeliveryId, EndpointId, EventId, TenantId};
 use posthaste_core::retry::{RetryPolicy, Strategy};
@@ -22,7 +22,10 @@ use posthaste_engine::Options;
 use posthaste_sender::Client;
 use posthaste_sender::address::Egress;
 use posthaste_signing::{Key, Received, Secret, TOLERANCE, standard};
-use posthaste_store::{SecretText, Store, StoredEndpoint};
+use posthaste_store::{
+    Audit, Change, DeliveryQuery, Keyring, MasterKey, NewEndpoint, NewEvent, Options as StoreOptions, SecretText, Sqlite, Store,
+    StoredSecret,
+};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
@@ -50,7 +53,7 @@ async fn answer(Scripted(receiver): Scripted<Receiver>, headers: HeaderMap, body
 
 struct World {
     directory: PathBuf,
-    store: Store,
+    store: Arc<dyn Store>,
     receiver: Receiver,
     endpoint: EndpointId,
 }
@@ -59,7 +62,8 @@ impl World {
     async fn new(name: &str, script: &[u16], held: bool) -> World {
         let directory = std::env::temp_dir().join(format!("posthaste-engine-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&directory);
-        let store = Store::open(&directory).unwrap();
+        let options = StoreOptions::new(Keyring::new(MasterKey::generate(), vec![]));
+        let store: Arc<dyn Store> = Arc::new(Sqlite::open(&directory, options).unwrap());
         let receiver = Receiver {
             script: Arc::new(Mutex::new(script.iter().copied().collect())),
             held: held.then(Arc::default),
@@ -69,17 +73,20 @@ impl World {
         let url = format!("http://{}/", listener.local_addr().unwrap());
         let router = Router::new().route("/", post(answer)).with_state(receiver.clone());
         tokio::spawn(async move { axum::serve(listener, router).await });
-        let endpoint = StoredEndpoint {
-            id: EndpointId::from_unique(store.unique()),
-            tenant: TenantId::parse("acme").unwrap(),
-            url,
-            subscription: Subscription::default(),
-            status: Status::Active,
-            secret: SecretText(SECRET.to_owned()),
-            created_at: store.now(),
+        let id = EndpointId::from_unique(store.unique());
+        let endpoint = Endpoint::new(id, TenantId::parse("acme").unwrap(), url, store.now());
+        let secrets = vec![StoredSecret { secret: SecretText(SECRET.to_owned()), until: None }];
+        let change = Change::CreateEndpoint(Box::new(NewEndpoint { endpoint, secrets, per_tenant_max: 10 }));
+        let audit = Audit {
+            actor: "a test".to_owned(),
+            address: None,
+            action: "endpoint.create".to_owned(),
+            subject: id.to_string(),
+            tenant: None,
+            before: None,
+            after: None,
         };
-        let id = endpoint.id;
-        store.create_endpoint(endpoint).await.unwrap();
+        store.configure(change, audit).await.unwrap().unwrap();
         World { directory, store, receiver, endpoint: id }
     }
 
@@ -98,7 +105,11 @@ impl World {
             ordering_key: None,
             timing: Timing::default(),
         };
-        self.store.publish(event).await.unwrap()[0]
+        let id = event.id.clone();
+        let new = NewEvent { event: Arc::new(event), is_id_chosen: false, fingerprint: [0; 32] };
+        self.store.publish(vec![new]).await.unwrap();
+        let query = DeliveryQuery { event: Some(id), limit: 1, ..DeliveryQuery::default() };
+        self.store.deliveries(query).await.unwrap().rows[0].id
     }
 
     /// Runs the engine, with retries that do not wait, until told to stop.
@@ -108,7 +119,7 @@ impl World {
         let options = Options { retry, ..Options::default() };
         let client = Client::new(Egress { allowed_networks: vec!["127.0.0.0/8".parse().unwrap()] });
         let (stop, stopped) = oneshot::channel::<()>();
-        let engine = tokio::spawn(posthaste_engine::run(self.store.clone(), client, options, async {
+        let engine = tokio::spawn(posthaste_engine::run(Arc::clone(&self.store), client, options, async {
             let _ = stopped.await;
         }));
         (stop, engine)
@@ -195,7 +206,7 @@ async fn i11_a_410_disables_the_endpoint() {
     let (stop, engine) = world.start();
     let delivery = world.publish("1").await;
     assert!(matches!(world.ended(delivery).await, State::Dead { reason: DeadReason::EndpointGone, .. }));
-    assert_eq!(world.store.endpoint(world.endpoint).await.unwrap().unwrap().status, Status::Disabled);
+    assert_eq!(world.store.endpoint(world.endpoint).await.unwrap().unwrap().endpoint.status, Status::Disabled);
     stop.send(()).unwrap();
     engine.await.unwrap();
 }

@@ -16,7 +16,7 @@ use hyper_util::rt::TokioExecutor;
 use posthaste_sender::Client;
 use posthaste_sender::address::Egress;
 use posthaste_signing::Secret;
-use posthaste_store::Store;
+use posthaste_store::{Keyring, MasterKey, Options as StoreOptions, Sqlite, Store};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
@@ -37,9 +37,10 @@ pub(crate) async fn run() -> anyhow::Result<()> {
 
 async fn show(scratch: &Scratch) -> anyhow::Result<()> {
     println!("Posthaste {} demo: one event, from publishing to a verified webhook\n", env!("CARGO_PKG_VERSION"));
-    let store = Store::open(scratch.path()).context("cannot open a database for the demo")?;
+    let options = StoreOptions::new(Keyring::new(MasterKey::generate(), vec![]));
+    let store: Arc<dyn Store> = Arc::new(Sqlite::open(scratch.path(), options).context("cannot open a database for the demo")?);
     let key = format!("phk_demo_{:032x}", rand::random::<u128>());
-    let server = serve(posthaste_api::router(store.clone(), &key)).await?;
+    let server = serve(posthaste_api::router(Arc::clone(&store), &key)).await?;
     let secret = Arc::new(OnceLock::new());
     let (arrived, mut arrivals) = mpsc::unbounded_channel();
     let receiver = serve(receiver::router(Arc::clone(&secret), arrived)).await?;

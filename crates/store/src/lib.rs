@@ -3,113 +3,202 @@
 //! All SQL is here. The store speaks in verbs, each of which is one transaction and says what is atomic; whoever calls
 //! does not know tables. What a verb has answered survives a crash.
 //!
-//! Today there is one database, SQLite, in a directory of its own.
+//! [`Store`] is kept by two databases: SQLite in a directory of its own, and PostgreSQL for many nodes. Both pass the same
+//! suite (`tests/conformance`), so that nobody has to know which it is.
 
 mod clock;
+mod cluster;
+mod columns;
+mod configuration;
+mod delivering;
+mod document;
+mod feed;
+mod history;
+mod housekeeping;
+mod migrations;
+mod options;
+mod postgres;
+mod publishing;
+mod replays;
+mod routing;
+mod sealed;
+mod secrets;
 mod sqlite;
 
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
 use std::time::Duration;
 
-use posthaste_core::delivery::{Outcome, State};
-use posthaste_core::endpoint::{Status, Subscription};
-use posthaste_core::event::{Event, EventType};
-use posthaste_core::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId};
+use posthaste_core::catalogue;
+use posthaste_core::id::{DeliveryId, EndpointId, EventId, KeyId, ReplayId, TenantId, Unique};
+use posthaste_core::scheduler::{Seq, Want};
 use posthaste_core::time::Timestamp;
 
-pub use sqlite::Store;
+pub use cluster::{Claimed, Epoch, HandedOver, LEASE, LeaveAlone, NodeId, PARTITIONS, Partition, partition_of};
+pub use configuration::{
+    Audit, AuditRow, Change, Configured, EndpointQuery, Key, KeyHash, KeyScope, NewEndpoint, Refusal, SecretText, StoredEndpoint,
+    StoredSecret, StoredTenant,
+};
+pub use delivering::{AttemptRecord, Body, LaneState, Record, Recorded, RecordedAs, Swept, Timings, WindowRows};
+pub use feed::{Fed, Feed};
+pub use history::{Cursor, DeliveryQuery, DeliveryRow, EventQuery, EventRow, Page, StatusFilter};
+pub use housekeeping::{Housekeeping, Overdue, OverdueReason, SweptAway};
+pub use options::Options;
+pub use postgres::Postgres;
+pub use publishing::{NewEvent, Published};
+pub use replays::{NewReplay, ReplayFilter, ReplayRow, ReplayState};
+pub use sealed::{Keyring, MasterKey, MasterKeyError};
+pub use sqlite::Sqlite;
 
-/// An endpoint as the store keeps it.
-#[derive(Clone, PartialEq, Debug)]
-pub struct StoredEndpoint {
-    pub id: EndpointId,
-    pub tenant: TenantId,
-    pub url: String,
-    pub subscription: Subscription,
-    pub status: Status,
-    pub secret: SecretText,
-    pub created_at: Timestamp,
-}
+/// What a verb will answer.
+pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
 
-/// A secret on its way between the database and the signer. It is not shown.
-#[derive(Clone, PartialEq, Eq)]
-pub struct SecretText(pub String);
+/// Everything that Posthaste knows.
+pub trait Store: fmt::Debug + Send + Sync {
+    // Time and names, the same for everybody.
 
-impl std::fmt::Debug for SecretText {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("SecretText(…)")
-    }
-}
+    /// What time it is. Never backwards within a process.
+    fn now(&self) -> Timestamp;
+    /// What the wall clock shows, for signatures: it may jump.
+    fn wall_clock(&self) -> Timestamp;
+    /// The raw material of a new id.
+    fn unique(&self) -> Unique;
 
-/// A delivery whose time has come, with everything that sending it takes.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Due {
-    pub delivery: DeliveryId,
-    /// How often it was tried before.
-    pub attempts: u32,
-    pub event: Event,
-    pub endpoint: StoredEndpoint,
-}
+    // Configuration.
 
-/// What is due now, and when to look again.
-#[derive(Clone, PartialEq, Debug)]
-pub struct DueNow {
-    pub due: Vec<Due>,
-    /// Due too, but what is stored of them is not what was published, or cannot be read. Never sent.
-    pub damaged: Vec<DeliveryId>,
-    /// When the first of the others will be due.
-    pub next: Option<Timestamp>,
-}
+    /// Makes one change, writes who made it into the audit log, and raises the configuration's number and the tenant's
+    /// version, together. From the answer on, every publish sees it.
+    fn configure(&self, change: Change, audit: Audit) -> Answer<'_, Result<Configured, Refusal>>;
+    /// Rises with every change. Whoever keeps a copy compares it.
+    fn configuration_number(&self) -> Answer<'_, u64>;
+    /// Deleted ones too, for their history.
+    fn endpoint(&self, id: EndpointId) -> Answer<'_, Option<StoredEndpoint>>;
+    /// Newest first; without the deleted ones.
+    fn endpoints(&self, query: EndpointQuery) -> Answer<'_, Vec<StoredEndpoint>>;
+    fn tenant(&self, id: TenantId) -> Answer<'_, Option<StoredTenant>>;
+    /// In the order of their ids.
+    fn tenants(&self, after: Option<TenantId>, limit: usize) -> Answer<'_, Vec<StoredTenant>>;
+    /// The whole catalogue, in the order of names.
+    fn event_types(&self) -> Answer<'_, Vec<catalogue::Entry>>;
+    /// By what a caller has shown. Revoked and expired ones are not found.
+    fn key(&self, hash: KeyHash) -> Answer<'_, Option<Key>>;
+    /// Newest first; revoked and expired ones too.
+    fn keys(&self, before: Option<KeyId>, limit: usize) -> Answer<'_, Vec<Key>>;
+    /// When keys were last used, collected by the caller over some time. Keys that are gone are passed over.
+    fn keys_used(&self, used: Vec<(KeyId, Timestamp)>) -> Answer<'_, ()>;
+    /// Newest first.
+    fn audit(&self, tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> Answer<'_, Vec<AuditRow>>;
 
-/// One finished attempt and the state that it has led to.
-#[derive(Clone, PartialEq, Debug)]
-pub struct Recorded {
-    pub delivery: DeliveryId,
-    pub attempt: AttemptRecord,
-    pub state: State,
-    /// The receiver wants nothing any more: its endpoint is disabled with it.
-    pub disables_endpoint: bool,
-}
+    // Publishing.
 
-#[derive(Clone, PartialEq, Debug)]
-pub struct AttemptRecord {
-    pub id: AttemptId,
-    /// Counted from 1.
-    pub number: u32,
-    pub outcome: Outcome,
-    pub response_time: Duration,
-    pub timeout: Duration,
-    pub preview: Option<String>,
-    pub error: Option<String>,
-    pub attempted_at: Timestamp,
-}
+    /// Keeps each event **and** one delivery for each endpoint that `core::route` names, together, or answers why not;
+    /// one that is refused never harms its neighbours. Calls that arrive during a commit share the next one.
+    fn publish(&self, events: Vec<NewEvent>) -> Answer<'_, Vec<Published>>;
+    /// The deliveries of this process's own commits, as they are made, with their events.
+    fn feed(&self) -> Feed;
 
-/// A delivery as somebody asks after it.
-#[derive(Clone, PartialEq, Debug)]
-pub struct DeliveryRow {
-    pub id: DeliveryId,
-    pub event: EventId,
-    pub endpoint: EndpointId,
-    pub endpoint_url: String,
-    pub endpoint_status: Status,
-    pub tenant: TenantId,
-    pub event_type: EventType,
-    pub state: State,
-    pub attempts: u32,
-    pub created_at: Timestamp,
+    // Delivering.
+
+    /// Endpoints that have something unfinished, in the order of their ids; found without reading the backlog.
+    fn work(&self, after: Option<EndpointId>, limit: usize) -> Answer<'_, Vec<EndpointId>>;
+    /// Endpoints that were given something since `after`, and the last row there is.
+    fn sweep(&self, after: Seq) -> Answer<'_, Swept>;
+    /// The next rows of one of a lane's queues.
+    fn window(&self, endpoint: EndpointId, want: Want, limit: usize) -> Answer<'_, WindowRows>;
+    /// What these deliveries carry; in the order asked, without those that are gone.
+    fn bodies(&self, deliveries: Vec<Seq>) -> Answer<'_, Vec<Body>>;
+    /// Keeps attempts, moves their deliveries on, and writes lane states, together for each one given. One that is not
+    /// the next of a delivery that waits, or whose partition has another epoch, changes nothing and says so; so that
+    /// repeating it is harmless. Calls that arrive during a commit share the next one.
+    fn record(&self, records: Vec<Record>) -> Answer<'_, Vec<RecordedAs>>;
+    /// What owners have written about a lane.
+    fn lane(&self, endpoint: EndpointId) -> Answer<'_, Option<LaneState>>;
+    /// Stamps waiting rows of an endpoint with the class that its present configuration gives them, `limit` at a time.
+    /// Answers where to go on.
+    fn restamp(&self, endpoint: EndpointId, after: Seq, limit: usize) -> Answer<'_, Option<Seq>>;
+
+    // History.
+
+    fn delivery(&self, id: DeliveryId) -> Answer<'_, Option<DeliveryRow>>;
+    /// Newest first. A page looks at a bounded number of rows, so it may be short and still not be the last.
+    fn deliveries(&self, query: DeliveryQuery) -> Answer<'_, Page<DeliveryRow>>;
+    /// Dead and not retried, the newest death first.
+    fn dead_letters(&self, query: DeliveryQuery) -> Answer<'_, Page<DeliveryRow>>;
+    /// Every try of a delivery, first to last.
+    fn attempts(&self, delivery: DeliveryId) -> Answer<'_, Vec<AttemptRecord>>;
+    fn event(&self, tenant: Option<TenantId>, id: EventId) -> Answer<'_, Option<EventRow>>;
+    /// Newest first, without payloads.
+    fn events(&self, query: EventQuery) -> Answer<'_, Page<EventRow>>;
+
+    // Again.
+
+    /// Starts a replay: its rows are made by [`Store::step_replay`].
+    fn create_replay(&self, replay: NewReplay, audit: Audit) -> Answer<'_, ReplayRow>;
+    /// How many rows a replay would make.
+    fn count_replay(&self, filter: ReplayFilter) -> Answer<'_, u64>;
+    fn replay(&self, id: ReplayId) -> Answer<'_, Option<ReplayRow>>;
+    /// Newest first.
+    fn replays(&self, tenant: Option<TenantId>, before: Option<ReplayId>, limit: usize) -> Answer<'_, Vec<ReplayRow>>;
+    /// Replays that are not finished, in the order in which they were asked for.
+    fn running_replays(&self) -> Answer<'_, Vec<ReplayRow>>;
+    /// Makes at most `limit` of its rows and moves its cursor past them, together. Nobody makes a row twice, whatever
+    /// dies in between. At most `unfinished_max` of an endpoint's replayed rows wait at once.
+    fn step_replay(&self, id: ReplayId, limit: usize, unfinished_max: usize) -> Answer<'_, Option<ReplayRow>>;
+    fn cancel_replay(&self, id: ReplayId, audit: Audit) -> Answer<'_, Option<ReplayRow>>;
+    /// A new delivery of the same event for one that has ended. It leaves the dead letters and names its successor.
+    /// Refused while it waits, for a payload that is gone, and where the endpoint takes nothing.
+    fn repeat(&self, delivery: DeliveryId, audit: Audit) -> Answer<'_, Result<DeliveryRow, Refusal>>;
+
+    // Housekeeping.
+
+    /// Takes one small step of everything that has to be forgotten: what has ended and is older than its tenant's
+    /// retention, keys that are remembered no longer, what deleted endpoints and tenants have left.
+    fn sweep_away(&self, limits: Housekeeping) -> Answer<'_, SweptAway>;
+    /// Deliveries that wait although they have expired, or have waited longer than retention: their owner ends them.
+    fn overdue(&self, limit: usize) -> Answer<'_, Vec<Overdue>>;
+    /// Erases the payload of an event; its history stays. Answers whether there was one.
+    fn erase(&self, tenant: Option<TenantId>, event: EventId, audit: Audit) -> Answer<'_, bool>;
+
+    // Many nodes.
+
+    /// Announces a node. It owns nothing yet.
+    fn join(&self, node: NodeId) -> Answer<'_, ()>;
+    /// Says that a node is alive, for another [`LEASE`]. Once expired it is refused for ever: join anew.
+    fn renew(&self, node: NodeId) -> Answer<'_, Result<(), Refusal>>;
+    /// Takes partitions that nobody owns, or whose owner's lease has ended, up to `share` in all, and raises their epochs.
+    /// Answers all that the node owns then, and what earlier owners may still record.
+    fn claim(&self, node: NodeId, share: usize) -> Answer<'_, Result<Claimed, Refusal>>;
+    /// Gives partitions up. What is named is left alone by the next owner until then, and may be recorded under the old epoch.
+    fn hand_over(&self, node: NodeId, partitions: Vec<Partition>, in_flight: Vec<HandedOver>) -> Answer<'_, ()>;
+    /// Nodes whose lease has not ended.
+    fn nodes(&self) -> Answer<'_, Vec<NodeId>>;
+
+    /// Flushes, closes, and leaves the database so that the next start is quick. Further verbs answer `Unavailable`.
+    fn close(&self) -> Answer<'_, ()>;
 }
 
 /// Sorted by what a caller can do.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nothing is known to have been written. Trying again is safe.
-    #[error("the database is busy or unreachable")]
+    /// Nothing was written. Trying again is safe.
+    #[error("the database is busy or unreachable: {0}")]
     Unavailable(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// A row broke a promise that this code makes. A person has to look.
+    /// More is waiting to be written than there is room for. Nothing was written; try again later.
+    #[error("the database cannot keep up")]
+    Overloaded { retry_after: Duration },
+    /// A row broke a promise that this code makes, or the file is damaged. A person has to look.
     #[error("stored {what} is not readable")]
     Corrupt { what: &'static str },
+    /// Refused at the start, with what to do.
+    #[error("{0}")]
+    Unusable(String),
     #[error("the database was written by a newer version of Posthaste; run that version, or a later one")]
     TooNew,
-    /// Another attempt of this number has been recorded, or the delivery has ended. Nothing was changed.
-    #[error("the delivery has moved on")]
-    MovedOn,
+}
+
+impl Error {
+    fn unavailable(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+        Error::Unavailable(error.into())
+    }
 }

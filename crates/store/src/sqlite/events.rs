@@ -1,89 +1,218 @@
 //! Publishing: the event and its deliveries, or nothing.
 
-use posthaste_core::delivery::State;
-use posthaste_core::event::{Data, Event, EventType, Timing};
-use posthaste_core::id::{DeliveryId, EventId, TenantId};
-use posthaste_core::route;
-use posthaste_core::text::{Label, Labels, Version};
-use rusqlite::{Connection, Row, params};
-use sha2::{Digest, Sha256};
+use std::sync::Arc;
 
-use super::{Store, endpoints, row};
-use crate::Error;
+use posthaste_core::delivery::State as DeliveryState;
+use posthaste_core::event::{Event, EventType};
+use posthaste_core::id::{DeliveryId, EventId};
+use posthaste_core::scheduler::Entry;
+use posthaste_core::text::{IdempotencyKey, OrderingKey, Version};
+use posthaste_core::time::Timestamp;
+use rusqlite::{Connection, named_params, params};
 
-impl Store {
-    /// Keeps the event **and** one delivery for each endpoint that [`route::choose`] names, together. Answers their ids.
-    pub async fn publish(&self, event: Event) -> Result<Vec<DeliveryId>, Error> {
+use super::writer::State;
+use super::{Sqlite, configuration, routing, row};
+use crate::columns::{class_code, digest, lines, millis, state_columns, unsigned};
+use crate::feed::Fed;
+use crate::routing::{Planned, Versions};
+use crate::{Error, NewEvent, Published, partition_of};
+
+/// An event whose deliveries have been chosen.
+struct Plan {
+    new: NewEvent,
+    digest: [u8; 32],
+    versions: Versions,
+    chosen: Vec<Planned>,
+}
+
+/// What a row weighs beside its payload.
+const ROW_BYTES: usize = 512;
+
+impl Sqlite {
+    pub(super) async fn publish(&self, events: Vec<NewEvent>) -> Result<Vec<Published>, Error> {
+        let mut plans = Vec::with_capacity(events.len());
+        let mut bytes = 0;
+        for new in events {
+            let routing = self.routing(&new.event.tenant).await?;
+            let chosen = routing.plan(&new.event);
+            bytes += new.event.data.as_str().len() + ROW_BYTES * (1 + chosen.len());
+            plans.push(Plan { digest: digest(new.event.data.as_str()), versions: routing.versions, chosen, new });
+        }
         let store = self.clone();
-        let made = self.0.writer.write(move |connection| publish(&store, connection, &event)).await?;
-        self.0.news.send_modify(|commits| *commits += 1);
-        Ok(made)
+        self.write(bytes, move |connection, state| plans.iter_mut().map(|plan| publish(&store, connection, state, plan)).collect())
+            .await
     }
 }
 
-fn publish(store: &Store, connection: &Connection, event: &Event) -> Result<Vec<DeliveryId>, Error> {
-    connection.prepare_cached(INSERT_EVENT)?.execute(params![
-        event.tenant.as_str(),
-        event.id.as_str(),
-        event.event_type.as_str(),
-        event.version.as_ref().map(Version::as_str),
-        event.timestamp.as_millis(),
-        event.accepted_at.as_millis(),
-        event.data.as_str(),
-        digest(event.data.as_str()),
-        row::lines(event.labels.iter()),
-    ])?;
-    let routes = endpoints::routes(connection, &event.tenant)?;
-    let state = row::state_columns(State::Waiting { due: event.timing.first_due(event.accepted_at) });
-    let mut insert = connection.prepare_cached(INSERT_DELIVERY)?;
-    route::choose(event, &routes)
-        .into_iter()
-        .map(|route| {
-            let id = DeliveryId::from_unique(store.unique());
-            insert.execute(params![
-                id.to_bytes(),
-                event.tenant.as_str(),
-                event.id.as_str(),
-                route.endpoint.to_bytes(),
-                state.status,
-                state.due_at_ms,
-                event.accepted_at.as_millis(),
-            ])?;
-            Ok(id)
-        })
-        .collect()
-}
-
-const INSERT_EVENT: &str = "INSERT INTO events (tenant, id, type, version, timestamp_ms, accepted_at_ms, data, digest, labels)
-                            VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)";
-const INSERT_DELIVERY: &str = "INSERT INTO deliveries (id, tenant, event, endpoint, status, due_at_ms, created_at_ms)
-                               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
-
-fn digest(data: &str) -> [u8; 32] {
-    Sha256::digest(data.as_bytes()).into()
-}
-
-/// Reads an event, and refuses one whose payload is not what was published.
-pub(super) fn from_row(row: &Row<'_>) -> Result<Event, Error> {
-    let data: String = row::column(row, "data")?;
-    if row::column::<[u8; 32]>(row, "digest")? != digest(&data) {
-        return Err(Error::Corrupt { what: "payload" });
+fn publish(store: &Sqlite, connection: &Connection, state: &mut State, plan: &mut Plan) -> Result<Published, Error> {
+    let event = Arc::clone(&plan.new.event);
+    let versions = state.versions(connection, &event.tenant)?;
+    if versions != plan.versions {
+        let routing = routing::load(connection, &event.tenant, &store.0.options)?;
+        plan.chosen = routing.plan(&event);
+        plan.versions = versions;
+        store.0.routings.put(&event.tenant, &routing);
     }
-    let labels: Vec<Label> = row::parsed(row, "labels", |text| text.lines().map(Label::parse).collect::<Result<_, _>>())?;
-    Ok(Event {
-        id: row::parsed(row, "event", EventId::parse)?,
-        tenant: row::parsed(row, "tenant", TenantId::parse)?,
-        event_type: row::parsed(row, "type", EventType::parse)?,
-        version: row::column::<Option<String>>(row, "version")?
-            .map(|text| Version::parse(&text))
-            .transpose()
-            .map_err(|_| Error::Corrupt { what: "version" })?,
-        timestamp: row::timestamp(row, "timestamp_ms")?,
-        accepted_at: row::timestamp(row, "accepted_at_ms")?,
-        data: Data::parse(&data).map_err(|_| Error::Corrupt { what: "payload" })?,
-        labels: Labels::new(labels).map_err(|_| Error::Corrupt { what: "labels" })?,
-        idempotency_key: None,
-        ordering_key: None,
-        timing: Timing::default(),
-    })
+    if let Some(before) = published_before(connection, &plan.new, event.accepted_at)? {
+        return Ok(before);
+    }
+    if versions.tenant == 0 {
+        configuration::touch_tenant(connection, &event.tenant, event.accepted_at)?;
+        state.forget_versions();
+    }
+    connection.prepare_cached(INSERT_EVENT)?.execute(named_params! {
+        ":tenant": event.tenant.as_str(),
+        ":id": event.id.as_str(),
+        ":type": event.event_type.as_str(),
+        ":version": event.version.as_ref().map(Version::as_str),
+        ":timestamp_ms": event.timestamp.as_millis(),
+        ":accepted_at_ms": event.accepted_at.as_millis(),
+        ":data": event.data.as_str(),
+        ":digest": plan.digest,
+        ":labels": lines(event.labels.iter()),
+        ":idempotency_key": event.idempotency_key.as_ref().map(IdempotencyKey::as_str),
+        ":ordering_key": event.ordering_key.as_ref().map(OrderingKey::as_str),
+        ":deliver_at_ms": event.timing.deliver_at().map(Timestamp::as_millis),
+        ":expires_at_ms": event.timing.expires_at().map(Timestamp::as_millis),
+    })?;
+    let event_seq = connection.last_insert_rowid();
+    remember(connection, &plan.new, event_seq, store)?;
+    for planned in &plan.chosen {
+        let made = NewDelivery {
+            id: DeliveryId::from_unique(store.next_unique()),
+            event: &event,
+            event_seq,
+            planned: *planned,
+            timestamp: event.timestamp,
+            due: event.timing.first_due(event.accepted_at),
+            is_later: event.timing.deliver_at().is_some(),
+            replay_of: None,
+            replay: None,
+            created_at: event.accepted_at,
+        };
+        insert(connection, state, &made)?;
+    }
+    Ok(Published::Made { deliveries: u32::try_from(plan.chosen.len()).unwrap_or(u32::MAX) })
+}
+
+/// A delivery to be made: an original, or a replay.
+pub(super) struct NewDelivery<'a> {
+    pub(super) id: DeliveryId,
+    pub(super) event: &'a Arc<Event>,
+    pub(super) event_seq: i64,
+    pub(super) planned: Planned,
+    pub(super) timestamp: Timestamp,
+    pub(super) due: Timestamp,
+    pub(super) is_later: bool,
+    /// The row it repeats.
+    pub(super) replay_of: Option<i64>,
+    pub(super) replay: Option<[u8; 16]>,
+    pub(super) created_at: Timestamp,
+}
+
+/// Writes it, and tells of it once it is committed. Answers its row.
+pub(super) fn insert(connection: &Connection, state: &mut State, new: &NewDelivery<'_>) -> Result<i64, Error> {
+    let Planned { endpoint, class, is_priority } = new.planned;
+    let columns = state_columns(DeliveryState::Waiting { due: new.due });
+    let partition = partition_of(&new.event.tenant);
+    connection.prepare_cached(INSERT_DELIVERY)?.execute(named_params! {
+        ":id": new.id.to_bytes(),
+        ":tenant": new.event.tenant.as_str(),
+        ":partition": partition,
+        ":endpoint": endpoint.to_bytes(),
+        ":event_seq": new.event_seq,
+        ":event": new.event.id.as_str(),
+        ":type": new.event.event_type.as_str(),
+        ":is_priority": is_priority,
+        ":class": class_code(class),
+        ":ordering_key": new.event.ordering_key.as_ref().map(OrderingKey::as_str),
+        ":timestamp_ms": new.timestamp.as_millis(),
+        ":status": columns.status,
+        ":due_at_ms": columns.due_at_ms,
+        ":is_later": new.is_later,
+        ":expires_at_ms": new.event.timing.expires_at().map(Timestamp::as_millis),
+        ":replay_of": new.replay_of,
+        ":replay": new.replay,
+        ":created_at_ms": new.created_at.as_millis(),
+    })?;
+    let seq = connection.last_insert_rowid();
+    if state.is_fed {
+        state.fed.push(Fed {
+            endpoint,
+            tenant: new.event.tenant.clone(),
+            partition,
+            entry: Entry {
+                delivery: new.id,
+                seq: unsigned(seq),
+                timestamp: new.timestamp,
+                due: new.due,
+                attempts: 0,
+                is_later: new.is_later,
+                event_type: new.event.event_type.clone(),
+                is_priority,
+                class,
+                ordering_key: new.event.ordering_key.clone(),
+                expires_at: new.event.timing.expires_at(),
+            },
+            event: Arc::clone(new.event),
+        });
+    }
+    Ok(seq)
+}
+
+const INSERT_EVENT: &str = "INSERT INTO events (tenant, id, type, version, timestamp_ms, accepted_at_ms, data, digest, labels,
+                                                idempotency_key, ordering_key, deliver_at_ms, expires_at_ms)
+                            VALUES (:tenant, :id, :type, :version, :timestamp_ms, :accepted_at_ms, :data, :digest, :labels,
+                                    :idempotency_key, :ordering_key, :deliver_at_ms, :expires_at_ms)";
+const INSERT_DELIVERY: &str =
+    "INSERT INTO deliveries (id, tenant, partition, endpoint, event_seq, event, type, is_priority, class, ordering_key,
+                             timestamp_ms, status, due_at_ms, is_later, expires_at_ms, replay_of, replay, created_at_ms)
+     VALUES (:id, :tenant, :partition, :endpoint, :event_seq, :event, :type, :is_priority, :class, :ordering_key,
+             :timestamp_ms, :status, :due_at_ms, :is_later, :expires_at_ms, :replay_of, :replay, :created_at_ms)";
+
+/// Whether this was published before, by its key or by the id that was chosen for it.
+fn published_before(connection: &Connection, new: &NewEvent, now: Timestamp) -> Result<Option<Published>, Error> {
+    let event = &new.event;
+    let key = event.idempotency_key.as_ref().map(|key| ("key", key.as_str()));
+    let id = new.is_id_chosen.then(|| ("id", event.id.as_str()));
+    for (kind, key) in key.into_iter().chain(id) {
+        let mut select = connection.prepare_cached(
+            "SELECT k.fingerprint, e.id, e.type, e.timestamp_ms,
+                    (SELECT count(*) FROM deliveries d WHERE d.event_seq = e.seq AND d.replay_of IS NULL) AS deliveries
+             FROM idempotency_keys k JOIN events e ON e.seq = k.event_seq
+             WHERE k.tenant = ?1 AND k.kind = ?2 AND k.key = ?3 AND (k.expires_at_ms IS NULL OR k.expires_at_ms > ?4)",
+        )?;
+        let found = row::first(select.query(params![event.tenant.as_str(), kind, key, now.as_millis()])?, |row| {
+            if row::column::<[u8; 32]>(row, "fingerprint")? != new.fingerprint {
+                return Ok(Published::Conflict);
+            }
+            Ok(Published::Duplicate {
+                event: row::parsed(row, "id", EventId::parse)?,
+                event_type: row::parsed(row, "type", EventType::parse)?,
+                timestamp: row::timestamp(row, "timestamp_ms")?,
+                deliveries: row::column(row, "deliveries")?,
+            })
+        })?;
+        if found.is_some() {
+            return Ok(found);
+        }
+    }
+    Ok(None)
+}
+
+fn remember(connection: &Connection, new: &NewEvent, event_seq: i64, store: &Sqlite) -> Result<(), Error> {
+    let event = &new.event;
+    let until = event.accepted_at.as_millis() + millis(store.0.options.idempotency_keys_kept);
+    let key = event.idempotency_key.as_ref().map(|key| ("key", key.as_str(), Some(until)));
+    let id = new.is_id_chosen.then(|| ("id", event.id.as_str(), None));
+    for (kind, key, expires_at_ms) in key.into_iter().chain(id) {
+        // One that was there has expired.
+        connection
+            .prepare_cached(
+                "INSERT OR REPLACE INTO idempotency_keys (tenant, kind, key, event_seq, fingerprint, expires_at_ms)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+            )?
+            .execute(params![event.tenant.as_str(), kind, key, event_seq, new.fingerprint, expires_at_ms])?;
+    }
+    Ok(())
 }

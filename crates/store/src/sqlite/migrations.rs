@@ -1,26 +1,23 @@
-//! Brings the schema up to date, each step in a transaction of its own.
+//! Brings the schema up to date, each step in a transaction of its own, so that one that was killed goes on where it was.
 
-use rusqlite::{Connection, TransactionBehavior};
+use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
 
 use crate::Error;
+use crate::migrations::{Steps, check_usable};
 
-const MIGRATIONS: [&str; 4] = [
-    include_str!("../../migrations/sqlite/0001_endpoints.sql"),
-    include_str!("../../migrations/sqlite/0002_events.sql"),
-    include_str!("../../migrations/sqlite/0003_deliveries.sql"),
-    include_str!("../../migrations/sqlite/0004_attempts.sql"),
-];
+pub(super) const STEPS: Steps = crate::migrations::steps!("sqlite");
 
 pub(super) fn run(connection: &mut Connection) -> Result<(), Error> {
+    connection
+        .execute_batch("CREATE TABLE IF NOT EXISTS schema (version INTEGER NOT NULL, usable_from INTEGER NOT NULL) STRICT;")?;
     loop {
         let step = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        let version: u32 = step.query_row("PRAGMA user_version", [], |row| row.get(0))?;
-        if version as usize > MIGRATIONS.len() {
-            return Err(Error::TooNew);
-        }
-        let Some(sql) = MIGRATIONS.get(version as usize) else { return Ok(()) };
-        step.execute_batch(sql)?;
-        step.pragma_update(None, "user_version", version + 1)?;
+        let stored: Option<(u32, u32)> =
+            step.query_row("SELECT version, usable_from FROM schema", [], |row| Ok((row.get(0)?, row.get(1)?))).optional()?;
+        let Some(next) = check_usable(&STEPS, stored)? else { return Ok(()) };
+        step.execute_batch(next.sql)?;
+        step.execute("DELETE FROM schema", [])?;
+        step.execute("INSERT INTO schema (version, usable_from) VALUES (?1, ?2)", [next.version, next.usable_from])?;
         step.commit()?;
     }
 }

@@ -1,102 +1,269 @@
-//! SQLite: one file in the data directory, one thread that writes, readers beside it.
+//! SQLite: one file in the data directory, one thread that writes, readers beside it, one process.
 
-mod deliveries;
-mod endpoints;
+mod cluster;
+mod configuration;
 mod events;
+mod file;
+mod history;
+mod housekeeping;
+mod lanes;
 mod migrations;
+mod replays;
+mod routing;
 mod row;
 mod writer;
 
-use std::os::unix::fs::DirBuilderExt;
-use std::path::Path;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use posthaste_core::id::{Sequence, Unique};
 use posthaste_core::time::Timestamp;
 use rusqlite::Connection;
-use tokio::sync::watch;
+use tokio::sync::Semaphore;
 
-use crate::Error;
 use crate::clock::Clock;
-use writer::Writer;
+use crate::feed::{Feed, Feeder};
+use crate::routing::Routings;
+use crate::{Epoch, Error, NodeId, Options};
+use writer::{Surroundings, Writer};
 
-/// Everything that Posthaste knows. Cheap to clone.
+/// Connections that read beside the writer.
+const READERS: usize = 4;
+/// A query that takes longer would keep the log from being checkpointed.
+const READ_MAX: Duration = Duration::from_secs(2);
+/// How many steps of SQLite's machine go by between two looks at the clock.
+const STEPS_BETWEEN_LOOKS: i32 = 10_000;
+
+/// Everything that Posthaste knows, in one directory. Cheap to clone.
 #[derive(Clone, Debug)]
-pub struct Store(Arc<Inner>);
+pub struct Sqlite(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     writer: Writer,
-    reader: Mutex<Connection>,
+    readers: Readers,
     clock: Clock,
     ids: Mutex<Sequence>,
-    /// Counts the commits that made deliveries, so that whoever sends need not poll.
-    news: watch::Sender<u64>,
+    feeder: Arc<Feeder>,
+    routings: Routings,
+    options: Options,
+    epoch: Epoch,
+    /// The one node there is.
+    node: Mutex<Option<NodeId>>,
+    /// Released when the last handle is gone.
+    _lock: File,
 }
 
-impl Store {
-    /// Opens the database in this directory, making both if they are not there.
-    pub fn open(data_dir: &Path) -> Result<Store, Error> {
-        // Secrets are in there.
-        std::fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(data_dir)
-            .map_err(|error| Error::Unavailable(error.into()))?;
-        let path = data_dir.join("posthaste.db");
-        let mut connection = connect(&path)?;
-        migrations::run(&mut connection)?;
-        Ok(Store(Arc::new(Inner {
-            writer: Writer::start(connection),
-            reader: Mutex::new(connect(&path)?),
+impl Sqlite {
+    /// Opens the database in this directory, making both if they are not there. Refuses what is damaged, what another
+    /// process uses, and what a newer version has written.
+    pub fn open(data_dir: &Path, options: Options) -> Result<Sqlite, Error> {
+        let opened = file::open(data_dir, &options)?;
+        let feeder = Arc::new(Feeder::default());
+        let readers = Readers::new(&opened.path)?;
+        let writer = Writer::start(
+            opened.connection,
+            Surroundings {
+                path: opened.path,
+                marker: opened.marker,
+                marker_path: opened.marker_path,
+                epoch: opened.epoch,
+                feeder: Arc::clone(&feeder),
+                waiting_bytes_max: options.commit_queue_bytes_max,
+            },
+        );
+        Ok(Sqlite(Arc::new(Inner {
+            writer,
+            readers,
             clock: Clock::new(),
             ids: Mutex::new(Sequence::default()),
-            news: watch::Sender::new(0),
+            feeder,
+            routings: Routings::default(),
+            options,
+            epoch: opened.epoch,
+            node: Mutex::new(None),
+            _lock: opened.lock,
         })))
     }
 
-    /// What time it is, for everybody.
-    pub fn now(&self) -> Timestamp {
+    fn clock_now(&self) -> Timestamp {
         self.0.clock.now()
     }
 
-    /// What the wall clock shows, for signatures: it may jump.
-    pub fn wall_clock(&self) -> Timestamp {
-        Clock::wall()
+    fn next_unique(&self) -> Unique {
+        self.0.ids.lock().next(self.clock_now(), rand::random())
     }
 
-    /// The raw material of a new id.
-    pub fn unique(&self) -> Unique {
-        self.0.ids.lock().next(self.now(), rand::random())
-    }
-
-    /// Changes whenever there are new deliveries.
-    pub fn news(&self) -> watch::Receiver<u64> {
-        self.0.news.subscribe()
-    }
-
-    /// Runs a query off the async threads.
+    /// Runs a query off the async threads, in a transaction of its own so that it sees one moment.
     async fn read<T: Send + 'static>(
         &self,
         query: impl FnOnce(&Connection) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         let inner = Arc::clone(&self.0);
-        tokio::task::spawn_blocking(move || query(&inner.reader.lock())).await.map_err(|error| Error::Unavailable(error.into()))?
+        let permit = inner.readers.permits.clone().acquire_owned().await.map_err(Error::unavailable)?;
+        tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            inner.readers.read(query)
+        })
+        .await
+        .map_err(Error::unavailable)?
+    }
+
+    /// As [`Writer::write`].
+    async fn write<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        verb: impl FnMut(&Connection, &mut writer::State) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.0.writer.write(bytes, verb).await
     }
 }
 
-fn connect(path: &Path) -> Result<Connection, Error> {
-    let connection = Connection::open(path)?;
-    // FULL: an answer is given only after the disk has it. NORMAL could lose acknowledged events in a power cut.
-    connection.execute_batch(
-        "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON; PRAGMA busy_timeout = 5000;",
-    )?;
-    Ok(connection)
+/// What a small write is taken to weigh while it waits.
+const SMALL: usize = 512;
+
+#[derive(Debug)]
+struct Readers {
+    path: PathBuf,
+    idle: Mutex<Vec<Connection>>,
+    permits: Arc<Semaphore>,
+}
+
+impl Readers {
+    fn new(path: &Path) -> Result<Readers, Error> {
+        let idle = (0..READERS).map(|_| file::connect_to_read(path)).collect::<Result<_, _>>()?;
+        Ok(Readers { path: path.to_owned(), idle: Mutex::new(idle), permits: Arc::new(Semaphore::new(READERS)) })
+    }
+
+    fn read<T>(&self, query: impl FnOnce(&Connection) -> Result<T, Error>) -> Result<T, Error> {
+        let idle = self.idle.lock().pop();
+        let mut connection = match idle {
+            Some(connection) => connection,
+            None => file::connect_to_read(&self.path)?,
+        };
+        let deadline = Instant::now() + READ_MAX;
+        connection.progress_handler(STEPS_BETWEEN_LOOKS, Some(move || Instant::now() > deadline))?;
+        connection.execute_batch("BEGIN")?;
+        let result = query(&connection);
+        let ended = connection.execute_batch("ROLLBACK");
+        // One that cannot end its transaction would keep the log from being checkpointed.
+        if ended.is_ok() {
+            self.idle.lock().push(connection);
+        }
+        result
+    }
 }
 
 impl From<rusqlite::Error> for Error {
     fn from(error: rusqlite::Error) -> Error {
-        Error::Unavailable(error.into())
+        match error.sqlite_error_code() {
+            Some(rusqlite::ErrorCode::DatabaseCorrupt | rusqlite::ErrorCode::NotADatabase) => {
+                Error::Corrupt { what: "database file" }
+            }
+            Some(rusqlite::ErrorCode::OperationInterrupted) => Error::unavailable("the query took too long"),
+            _ => Error::Unavailable(error.into()),
+        }
+    }
+}
+
+macro_rules! verbs {
+    ($($verb:ident($($name:ident: $type:ty),*) -> $answer:ty;)*) => {
+        $(fn $verb(&self, $($name: $type),*) -> crate::Answer<'_, $answer> {
+            Box::pin(Sqlite::$verb(self, $($name),*))
+        })*
+    };
+}
+
+mod verbs {
+    use std::future::ready;
+
+    use posthaste_core::catalogue;
+    use posthaste_core::id::{DeliveryId, EndpointId, EventId, KeyId, ReplayId, TenantId, Unique};
+    use posthaste_core::scheduler::{Seq, Want};
+    use posthaste_core::time::Timestamp;
+
+    use super::{Clock, Feed, Sqlite};
+    use crate::{
+        Answer, AttemptRecord, Audit, AuditRow, Body, Change, Claimed, Configured, DeliveryQuery, DeliveryRow, EndpointQuery,
+        EventQuery, EventRow, HandedOver, Housekeeping, Key, KeyHash, LaneState, NewEvent, NewReplay, NodeId, Overdue, Page,
+        Partition, Published, Record, RecordedAs, Refusal, ReplayFilter, ReplayRow, Store, StoredEndpoint, StoredTenant, Swept,
+        SweptAway, WindowRows,
+    };
+
+    impl Store for Sqlite {
+        fn now(&self) -> Timestamp {
+            self.clock_now()
+        }
+
+        fn wall_clock(&self) -> Timestamp {
+            Clock::wall()
+        }
+
+        fn unique(&self) -> Unique {
+            self.next_unique()
+        }
+
+        // Nobody else is asked who owns what.
+        fn join(&self, node: NodeId) -> Answer<'_, ()> {
+            self.set_node(node);
+            Box::pin(ready(Ok(())))
+        }
+
+        fn renew(&self, node: NodeId) -> Answer<'_, Result<(), Refusal>> {
+            Box::pin(ready(Ok(self.knows(node))))
+        }
+
+        fn nodes(&self) -> Answer<'_, Vec<NodeId>> {
+            Box::pin(ready(Ok(self.node())))
+        }
+
+        fn feed(&self) -> Feed {
+            self.0.feeder.subscribe()
+        }
+
+        verbs! {
+            configure(change: Change, audit: Audit) -> Result<Configured, Refusal>;
+            configuration_number() -> u64;
+            endpoint(id: EndpointId) -> Option<StoredEndpoint>;
+            endpoints(query: EndpointQuery) -> Vec<StoredEndpoint>;
+            tenant(id: TenantId) -> Option<StoredTenant>;
+            tenants(after: Option<TenantId>, limit: usize) -> Vec<StoredTenant>;
+            event_types() -> Vec<catalogue::Entry>;
+            key(hash: KeyHash) -> Option<Key>;
+            keys(before: Option<KeyId>, limit: usize) -> Vec<Key>;
+            keys_used(used: Vec<(KeyId, Timestamp)>) -> ();
+            audit(tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> Vec<AuditRow>;
+            publish(events: Vec<NewEvent>) -> Vec<Published>;
+            work(after: Option<EndpointId>, limit: usize) -> Vec<EndpointId>;
+            sweep(after: Seq) -> Swept;
+            window(endpoint: EndpointId, want: Want, limit: usize) -> WindowRows;
+            bodies(deliveries: Vec<Seq>) -> Vec<Body>;
+            record(records: Vec<Record>) -> Vec<RecordedAs>;
+            lane(endpoint: EndpointId) -> Option<LaneState>;
+            restamp(endpoint: EndpointId, after: Seq, limit: usize) -> Option<Seq>;
+            delivery(id: DeliveryId) -> Option<DeliveryRow>;
+            deliveries(query: DeliveryQuery) -> Page<DeliveryRow>;
+            dead_letters(query: DeliveryQuery) -> Page<DeliveryRow>;
+            attempts(delivery: DeliveryId) -> Vec<AttemptRecord>;
+            event(tenant: Option<TenantId>, id: EventId) -> Option<EventRow>;
+            events(query: EventQuery) -> Page<EventRow>;
+            create_replay(replay: NewReplay, audit: Audit) -> ReplayRow;
+            count_replay(filter: ReplayFilter) -> u64;
+            replay(id: ReplayId) -> Option<ReplayRow>;
+            replays(tenant: Option<TenantId>, before: Option<ReplayId>, limit: usize) -> Vec<ReplayRow>;
+            running_replays() -> Vec<ReplayRow>;
+            step_replay(id: ReplayId, limit: usize, unfinished_max: usize) -> Option<ReplayRow>;
+            cancel_replay(id: ReplayId, audit: Audit) -> Option<ReplayRow>;
+            repeat(delivery: DeliveryId, audit: Audit) -> Result<DeliveryRow, Refusal>;
+            sweep_away(limits: Housekeeping) -> SweptAway;
+            overdue(limit: usize) -> Vec<Overdue>;
+            erase(tenant: Option<TenantId>, event: EventId, audit: Audit) -> bool;
+            claim(node: NodeId, share: usize) -> Result<Claimed, Refusal>;
+            hand_over(node: NodeId, partitions: Vec<Partition>, in_flight: Vec<HandedOver>) -> ();
+            close() -> ();
+        }
     }
 }

@@ -1,90 +1,378 @@
 //! The one thread that writes. Callers that arrive during a commit share the next one.
+//!
+//! A group runs in one transaction without savepoints, because expected conflicts are answers and not errors. If one of
+//! its callers fails all the same, the group is rolled back and run again with a savepoint around each, so that whoever
+//! cannot be written is refused alone.
+//!
+//! A commit whose flush has failed may or may not be on disk. Then no further write is taken until the database has been
+//! opened anew and flushed, and its commit counter tells what has become of the group.
 
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::panic::AssertUnwindSafe;
-use std::sync::mpsc;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
+use posthaste_core::id::TenantId;
 use rusqlite::Connection;
 use tokio::sync::oneshot;
 
-use crate::Error;
+use super::{file, routing};
+use crate::feed::{Fed, Feeder};
+use crate::routing::Versions;
+use crate::{Epoch, Error};
 
 /// Enough to make a flush cheap, few enough that nobody waits long.
-const GROUP_MAX: usize = 512;
+const GROUP_CALLERS_MAX: usize = 512;
+const GROUP_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// What the log may grow to before it is checkpointed beside the writer.
+const LOG_BYTES_LOW: u64 = 8 * 1024 * 1024;
+/// From here on the writer itself sees to it that the log begins anew.
+const LOG_BYTES_HIGH: u64 = 64 * 1024 * 1024;
 
 #[derive(Debug)]
 pub(super) struct Writer {
-    jobs: mpsc::Sender<Job>,
+    jobs: mpsc::Sender<Message>,
+    waiting_bytes: Arc<AtomicUsize>,
+    waiting_bytes_max: usize,
 }
 
-/// Does its part of the transaction, if there is one, and answers once it is known whether the whole was committed.
-type Job = Box<dyn FnOnce(Option<&Connection>) -> Answer + Send>;
-type Answer = Box<dyn FnOnce(Committed) + Send>;
+enum Message {
+    Job { job: Box<dyn Job>, bytes: usize },
+    Close(oneshot::Sender<Result<(), Error>>),
+}
 
-/// `Err` carries what the commit said.
-type Committed = Result<(), String>;
+/// One caller's part of a transaction. It may be run again after a rollback.
+trait Job: Send {
+    fn run(&mut self, connection: &Connection, state: &mut State) -> Result<(), Error>;
+    fn answer(self: Box<Self>, committed: Result<(), String>);
+}
+
+/// What the writer knows beside the database. Forgotten when a group is rolled back.
+#[derive(Debug)]
+pub(super) struct State {
+    versions: HashMap<TenantId, u64>,
+    catalogue: Option<u64>,
+    pub(super) epoch: Epoch,
+    /// What the group has made, told once it is committed.
+    pub(super) fed: Vec<Fed>,
+    pub(super) is_fed: bool,
+}
+
+impl State {
+    /// The versions that this transaction sees.
+    pub(super) fn versions(&mut self, connection: &Connection, tenant: &TenantId) -> Result<Versions, Error> {
+        let catalogue = match self.catalogue {
+            Some(catalogue) => catalogue,
+            None => *self.catalogue.insert(routing::catalogue_version(connection)?),
+        };
+        if let Some(version) = self.versions.get(tenant) {
+            return Ok(Versions { tenant: *version, catalogue });
+        }
+        let version = routing::tenant_version(connection, tenant)?;
+        self.versions.insert(tenant.clone(), version);
+        Ok(Versions { tenant: version, catalogue })
+    }
+
+    /// Something that publishing goes by has changed.
+    pub(super) fn forget_versions(&mut self) {
+        self.versions.clear();
+        self.catalogue = None;
+    }
+
+    fn forget(&mut self) {
+        self.forget_versions();
+        self.fed.clear();
+    }
+}
+
+struct Verb<V, T> {
+    run: V,
+    result: Option<Result<T, Error>>,
+    answer: oneshot::Sender<Result<T, Error>>,
+}
+
+impl<T: Send, V: FnMut(&Connection, &mut State) -> Result<T, Error> + Send> Job for Verb<V, T> {
+    fn run(&mut self, connection: &Connection, state: &mut State) -> Result<(), Error> {
+        // A verb that panics must not take the only writer with it.
+        let result = std::panic::catch_unwind(AssertUnwindSafe(|| (self.run)(connection, state)))
+            .unwrap_or_else(|_| Err(Error::unavailable("a write panicked")));
+        let has_failed = result.is_err();
+        self.result = Some(result);
+        if has_failed { Err(Error::unavailable("one of a group has failed")) } else { Ok(()) }
+    }
+
+    fn answer(self: Box<Self>, committed: Result<(), String>) {
+        let result = match (committed, self.result) {
+            (Ok(()), Some(result)) | (Err(_), Some(result @ Err(_))) => result,
+            (Ok(()), None) => Err(Error::unavailable("the writer has stopped")),
+            (Err(problem), _) => Err(Error::unavailable(problem)),
+        };
+        // Whoever asked may have gone; what was committed stays.
+        let _ = self.answer.send(result);
+    }
+}
+
+/// Where everything is, and what is done with it between two groups.
+pub(super) struct Surroundings {
+    pub(super) path: PathBuf,
+    pub(super) marker: File,
+    pub(super) marker_path: PathBuf,
+    pub(super) epoch: Epoch,
+    pub(super) feeder: Arc<Feeder>,
+    pub(super) waiting_bytes_max: usize,
+}
 
 impl Writer {
     /// The thread ends when the last handle is gone and everything before it is written.
-    pub(super) fn start(connection: Connection) -> Writer {
+    pub(super) fn start(connection: Connection, surroundings: Surroundings) -> Writer {
         let (jobs, inbox) = mpsc::channel();
+        let waiting_bytes = Arc::new(AtomicUsize::new(0));
+        let waiting_bytes_max = surroundings.waiting_bytes_max;
+        let loop_bytes = Arc::clone(&waiting_bytes);
         std::thread::Builder::new()
             .name("posthaste-writer".to_owned())
-            .spawn(move || write_groups(&connection, &inbox))
+            .spawn(move || Loop::new(connection, surroundings, loop_bytes).run(&inbox))
             .expect("the system starts a thread");
-        Writer { jobs }
+        Writer { jobs, waiting_bytes, waiting_bytes_max }
     }
 
-    /// Runs `verb` in the next group. If it fails, its own changes are undone and those of its neighbours stay.
+    /// Runs `verb` in the next group. `bytes` is about what it writes. It may be called again after a rollback.
     pub(super) async fn write<T: Send + 'static>(
         &self,
-        verb: impl FnOnce(&Connection) -> Result<T, Error> + Send + 'static,
+        bytes: usize,
+        verb: impl FnMut(&Connection, &mut State) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
+        if self.waiting_bytes.load(Ordering::Relaxed) > self.waiting_bytes_max {
+            return Err(Error::Overloaded { retry_after: Duration::from_secs(1) });
+        }
         let (answer, answered) = oneshot::channel();
-        let job: Job = Box::new(move |connection| {
-            let result = connection.map(|connection| in_savepoint(connection, verb));
-            Box::new(move |committed| {
-                let result = match (committed, result) {
-                    (Ok(()), Some(result)) => result,
-                    (Ok(()), None) => Err(Error::Unavailable("there was no transaction".into())),
-                    (Err(problem), _) => Err(Error::Unavailable(problem.into())),
-                };
-                // Whoever asked may have gone; what was committed stays.
-                let _ = answer.send(result);
-            })
-        });
-        self.jobs.send(job).map_err(|_| Error::Unavailable("the writer has stopped".into()))?;
-        answered.await.map_err(|_| Error::Unavailable("the writer has stopped".into()))?
+        let job = Box::new(Verb { run: verb, result: None, answer });
+        self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.jobs.send(Message::Job { job, bytes }).map_err(|_| Error::unavailable("the store is closed"))?;
+        answered.await.map_err(|_| Error::unavailable("the store is closed"))?
+    }
+
+    pub(super) async fn close(&self) -> Result<(), Error> {
+        let (answer, answered) = oneshot::channel();
+        // Closed already is closed.
+        if self.jobs.send(Message::Close(answer)).is_err() {
+            return Ok(());
+        }
+        answered.await.unwrap_or(Ok(()))
     }
 }
 
-fn write_groups(connection: &Connection, inbox: &mpsc::Receiver<Job>) {
-    while let Ok(first) = inbox.recv() {
-        let began = connection.execute_batch("BEGIN IMMEDIATE");
-        let jobs = std::iter::once(first).chain(inbox.try_iter()).take(GROUP_MAX);
-        // SQLite may roll a whole transaction back by itself, on a full disk say. Whatever ran after that would be
-        // written outside of any transaction, so it does not run.
-        let answers: Vec<Answer> = jobs.map(|job| job((!connection.is_autocommit()).then_some(connection))).collect();
-        let committed = began.and_then(|()| connection.execute_batch("COMMIT")).map_err(|error| {
-            tracing::error!(%error, "a group of writes was not committed");
-            if !connection.is_autocommit() {
-                let _ = connection.execute_batch("ROLLBACK");
+struct Loop {
+    connection: Connection,
+    surroundings: Surroundings,
+    waiting_bytes: Arc<AtomicUsize>,
+    state: State,
+    commit_number: i64,
+    checkpoints: mpsc::SyncSender<()>,
+    groups: u64,
+}
+
+impl Loop {
+    fn new(connection: Connection, surroundings: Surroundings, waiting_bytes: Arc<AtomicUsize>) -> Loop {
+        let state = State { versions: HashMap::new(), catalogue: None, epoch: surroundings.epoch, fed: Vec::new(), is_fed: false };
+        let commit_number = file::commit_number(&connection).unwrap_or(0);
+        let checkpoints = start_checkpoints(&surroundings.path);
+        Loop { connection, surroundings, waiting_bytes, state, commit_number, checkpoints, groups: 0 }
+    }
+
+    fn run(mut self, inbox: &mpsc::Receiver<Message>) {
+        while let Ok(first) = inbox.recv() {
+            let mut group = Vec::new();
+            let mut group_bytes = 0;
+            let mut next = Some(first);
+            let mut closing = None;
+            while let Some(message) = next {
+                match message {
+                    Message::Job { job, bytes } => {
+                        self.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
+                        group_bytes += bytes;
+                        group.push(job);
+                    }
+                    Message::Close(answer) => {
+                        closing = Some(answer);
+                        break;
+                    }
+                }
+                let has_room = group.len() < GROUP_CALLERS_MAX && group_bytes < GROUP_BYTES_MAX;
+                next = if has_room { inbox.try_recv().ok() } else { None };
             }
-            error.to_string()
-        });
-        for answer in answers {
-            answer(committed.clone());
+            if !group.is_empty() {
+                let committed = self.write_group(&mut group, inbox);
+                for job in group {
+                    job.answer(committed.clone());
+                }
+                self.tend_the_log();
+            }
+            if let Some(answer) = closing {
+                let _ = answer.send(file::close(&self.connection, &self.surroundings.marker_path));
+                return;
+            }
+        }
+        if let Err(error) = file::close(&self.connection, &self.surroundings.marker_path) {
+            tracing::error!(%error, "the database was not closed cleanly; nothing is lost, and the next start checks it");
+        }
+    }
+
+    fn write_group(&mut self, group: &mut [Box<dyn Job>], inbox: &mpsc::Receiver<Message>) -> Result<(), String> {
+        self.state.is_fed = self.surroundings.feeder.has_listener();
+        if let Err(error) = self.connection.execute_batch("BEGIN IMMEDIATE") {
+            return Err(error.to_string());
+        }
+        // SQLite may roll a whole transaction back by itself, on a full disk say.
+        let all_ran = group.iter_mut().all(|job| job.run(&self.connection, &mut self.state).is_ok());
+        if !all_ran {
+            self.roll_back();
+            if let Err(error) = self.connection.execute_batch("BEGIN IMMEDIATE") {
+                return Err(error.to_string());
+            }
+            for job in group.iter_mut() {
+                if self.connection.is_autocommit() {
+                    self.state.forget();
+                    return Err("the transaction was rolled back".to_owned());
+                }
+                if let Err(error) = in_savepoint(&self.connection, &mut self.state, job.as_mut()) {
+                    self.roll_back();
+                    return Err(error.to_string());
+                }
+            }
+        }
+        let number = self.commit_number + 1;
+        if let Err(error) = file::set_commit_number(&self.connection, number) {
+            self.roll_back();
+            return Err(error.to_string());
+        }
+        match self.connection.execute_batch("COMMIT") {
+            Ok(()) => {}
+            Err(error) if is_certain(&error) => {
+                self.roll_back();
+                return Err(error.to_string());
+            }
+            Err(error) => {
+                tracing::error!(%error, "it is not known whether a group of writes was kept: opening the database anew");
+                let fed = std::mem::take(&mut self.state.fed);
+                self.state.forget();
+                if !self.find_out(number, inbox) {
+                    return Err(error.to_string());
+                }
+                self.state.fed = fed;
+            }
+        }
+        self.commit_number = number;
+        // Not flushed: it is only ever compared with what survived.
+        if let Err(error) = self.surroundings.marker.write_all_at(&number.to_le_bytes(), 0) {
+            tracing::warn!(%error, "the marker of the running process cannot be written");
+        }
+        self.surroundings.feeder.tell(std::mem::take(&mut self.state.fed));
+        Ok(())
+    }
+
+    fn roll_back(&mut self) {
+        if !self.connection.is_autocommit() {
+            // If this fails, SQLite has rolled back by itself.
+            let _ = self.connection.execute_batch("ROLLBACK");
+        }
+        self.state.forget();
+    }
+
+    /// Opens the database anew, flushes it, and tells whether this commit is in it. Until that works, whoever wants to
+    /// write hears that it is impossible.
+    fn find_out(&mut self, number: i64, inbox: &mpsc::Receiver<Message>) -> bool {
+        let mut pause = Duration::from_millis(50);
+        loop {
+            match file::reopen(&self.surroundings.path) {
+                Ok((connection, found)) => {
+                    self.connection = connection;
+                    self.commit_number = found;
+                    return found >= number;
+                }
+                Err(error) => tracing::error!(%error, "the database cannot be opened and flushed yet"),
+            }
+            let until = Instant::now() + pause;
+            loop {
+                match inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                    Ok(Message::Job { job, bytes }) => {
+                        self.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
+                        job.answer(Err("the database is being opened anew after a failed flush".to_owned()));
+                    }
+                    Ok(Message::Close(answer)) => {
+                        let _ = answer.send(Err(Error::unavailable("the last flush has failed")));
+                    }
+                    Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
+                }
+            }
+            pause = (pause * 2).min(Duration::from_secs(1));
+        }
+    }
+
+    /// The bulk is copied beside the writer; what has come since then is little, and lets the log begin anew.
+    fn tend_the_log(&mut self) {
+        self.groups += 1;
+        if !self.groups.is_multiple_of(16) {
+            return;
+        }
+        let log_bytes = file::log_bytes(&self.surroundings.path);
+        if log_bytes >= LOG_BYTES_LOW {
+            // One that is under way is enough.
+            let _ = self.checkpoints.try_send(());
+        }
+        if log_bytes >= LOG_BYTES_HIGH
+            && let Err(error) = self.connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()))
+        {
+            tracing::warn!(%error, "the log was not checkpointed");
         }
     }
 }
 
-fn in_savepoint<T>(connection: &Connection, verb: impl FnOnce(&Connection) -> Result<T, Error>) -> Result<T, Error> {
-    connection.execute_batch("SAVEPOINT verb")?;
-    // A verb that panics must not take the only writer with it.
-    let result = std::panic::catch_unwind(AssertUnwindSafe(|| verb(connection)))
-        .unwrap_or_else(|_| Err(Error::Unavailable("a write panicked".into())));
-    if result.is_err() {
-        connection.execute_batch("ROLLBACK TO verb")?;
+/// Whether a failed commit has certainly changed nothing. A failed flush leaves that open; a disk without room does not,
+/// because the frame that would make it a commit was not written.
+fn is_certain(error: &rusqlite::Error) -> bool {
+    use rusqlite::ErrorCode::{ConstraintViolation, DatabaseBusy, DatabaseLocked, DiskFull};
+    matches!(error.sqlite_error_code(), Some(DatabaseBusy | DatabaseLocked | ConstraintViolation | DiskFull))
+}
+
+fn in_savepoint(connection: &Connection, state: &mut State, job: &mut dyn Job) -> Result<(), Error> {
+    connection.execute_batch("SAVEPOINT one")?;
+    let fed = state.fed.len();
+    if job.run(connection, state).is_err() {
+        if connection.is_autocommit() {
+            return Err(Error::unavailable("the transaction was rolled back"));
+        }
+        state.fed.truncate(fed);
+        state.forget_versions();
+        connection.execute_batch("ROLLBACK TO one")?;
     }
-    connection.execute_batch("RELEASE verb")?;
-    result
+    connection.execute_batch("RELEASE one")?;
+    Ok(())
+}
+
+/// A thread that copies the log into the database file when it is told to.
+fn start_checkpoints(path: &Path) -> mpsc::SyncSender<()> {
+    let (poke, poked) = mpsc::sync_channel::<()>(1);
+    let path = path.to_owned();
+    std::thread::Builder::new()
+        .name("posthaste-checkpoints".to_owned())
+        .spawn(move || {
+            while poked.recv().is_ok() {
+                let checkpoint = || -> Result<(), Error> {
+                    let connection = file::connect(&path)?;
+                    connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
+                    Ok(())
+                };
+                if let Err(error) = checkpoint() {
+                    tracing::warn!(%error, "the log was not checkpointed");
+                }
+            }
+        })
+        .expect("the system starts a thread");
+    poke
 }

@@ -1,15 +1,19 @@
--- 0004_attempts.sql: every try of every delivery, and what came of it. Mirrors `Outcome` in core.
+-- 0010_attempts.sql: every try of every delivery, and what came of it. Mirrors `Outcome` in core.
 CREATE TABLE attempts (
-  delivery         BLOB    NOT NULL,
+  delivery_seq     INTEGER NOT NULL,
   number           INTEGER NOT NULL CHECK (number > 0),
   id               BLOB    NOT NULL CHECK (length(id) = 16),
   outcome          TEXT    NOT NULL CHECK (outcome IN ('answered', 'timeout', 'reset', 'connect', 'tls', 'dns', 'blocked')),
   status_code      INTEGER,
   response_time_ms INTEGER NOT NULL,
+  dns_ms           INTEGER,
+  connect_ms       INTEGER,
+  tls_ms           INTEGER,
+  first_byte_ms    INTEGER,
   timeout_ms       INTEGER NOT NULL,
   preview          TEXT,
   error            TEXT,
   attempted_at_ms  INTEGER NOT NULL,
-  PRIMARY KEY (delivery, number),
+  PRIMARY KEY (delivery_seq, number),
   CHECK ((outcome = 'answered') = (status_code IS NOT NULL))
 ) STRICT, WITHOUT ROWID;

@@ -1,0 +1,54 @@
+-- 0009_deliveries.sql: one event on its way to one endpoint. Mirrors `State` in core.
+CREATE TABLE deliveries (
+  seq                INTEGER PRIMARY KEY,  -- the order of acceptance
+  id                 BLOB    NOT NULL CHECK (length(id) = 16),
+  tenant             TEXT    NOT NULL,
+  partition          INTEGER NOT NULL,
+  endpoint           BLOB    NOT NULL,
+  event_seq          INTEGER NOT NULL,
+  event              TEXT    NOT NULL,
+  type               TEXT    NOT NULL,
+  is_priority        INTEGER NOT NULL CHECK (is_priority IN (0, 1)),
+  class              INTEGER NOT NULL CHECK (class IN (0, 1, 2)),  -- priority, exempt from quiet hours, rest
+  ordering_key       TEXT,
+  timestamp_ms       INTEGER NOT NULL,  -- when it happened, or for a replay when that was asked for
+  status             TEXT    NOT NULL CHECK (status IN ('waiting', 'delivered', 'dead', 'cancelled')),
+  due_at_ms          INTEGER,  -- not before; NULL once it has ended
+  is_later           INTEGER NOT NULL CHECK (is_later IN (0, 1)),  -- due by a failure or by deliver_at
+  expires_at_ms      INTEGER,
+  ended_at_ms        INTEGER,
+  dead_reason        TEXT CHECK (dead_reason IN ('permanent_failure', 'max_attempts_exceeded', 'endpoint_gone', 'expired', 'corrupt')),
+  cancel_reason      TEXT CHECK (cancel_reason IN ('requested', 'endpoint_deleted', 'unsubscribed')),
+  attempts           INTEGER NOT NULL DEFAULT 0,
+  last_attempt_at_ms INTEGER,
+  last_status_code   INTEGER,
+  last_error         TEXT,
+  replay_of          INTEGER,  -- the delivery that this one repeats; NULL for an original
+  replay             BLOB,     -- the replay that made it
+  replayed_as        INTEGER,  -- the delivery that repeats this one
+  created_at_ms      INTEGER NOT NULL,
+  CHECK ((status = 'waiting')   = (due_at_ms     IS NOT NULL)),
+  CHECK ((status <> 'waiting')  = (ended_at_ms   IS NOT NULL)),
+  CHECK ((status = 'dead')      = (dead_reason   IS NOT NULL)),
+  CHECK ((status = 'cancelled') = (cancel_reason IS NOT NULL))
+) STRICT;
+
+CREATE UNIQUE INDEX deliveries_by_id ON deliveries (id);
+-- One original for each event and endpoint; replays are further deliveries.
+CREATE UNIQUE INDEX deliveries_original ON deliveries (event_seq, endpoint) WHERE replay_of IS NULL;
+CREATE INDEX deliveries_by_event ON deliveries (event_seq);
+CREATE INDEX deliveries_by_endpoint ON deliveries (endpoint, seq);
+CREATE INDEX deliveries_by_tenant ON deliveries (tenant, seq);
+-- The dead letters that are open, the newest death last.
+CREATE INDEX deliveries_dead ON deliveries (ended_at_ms, seq) WHERE status = 'dead' AND replayed_as IS NULL;
+CREATE INDEX deliveries_dead_by_tenant ON deliveries (tenant, ended_at_ms, seq) WHERE status = 'dead' AND replayed_as IS NULL;
+
+-- The three queues of a lane, each in its own order, and each only as large as the backlog.
+CREATE INDEX deliveries_fresh ON deliveries (endpoint, class, timestamp_ms, seq)
+  WHERE status = 'waiting' AND is_later = 0 AND ordering_key IS NULL;
+CREATE INDEX deliveries_later ON deliveries (endpoint, class, due_at_ms, seq)
+  WHERE status = 'waiting' AND is_later = 1 AND ordering_key IS NULL;
+CREATE INDEX deliveries_keyed ON deliveries (endpoint, ordering_key, seq)
+  WHERE status = 'waiting' AND ordering_key IS NOT NULL;
+CREATE INDEX deliveries_expiring ON deliveries (expires_at_ms) WHERE status = 'waiting' AND expires_at_ms IS NOT NULL;
+CREATE INDEX deliveries_replayed ON deliveries (endpoint) WHERE status = 'waiting' AND replay IS NOT NULL;

@@ -1,0 +1,193 @@
+//! What people have said: endpoints, tenants, event types, keys, and who said so.
+
+use posthaste_core::catalogue;
+use posthaste_core::endpoint::Endpoint;
+use posthaste_core::event::EventType;
+use posthaste_core::id::{EndpointId, EndpointUid, KeyId, TenantId};
+use posthaste_core::tenant::Tenant;
+use posthaste_core::time::Timestamp;
+
+use crate::Partition;
+
+/// A secret on its way between the database and the signer. It is not shown.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SecretText(pub String);
+
+impl std::fmt::Debug for SecretText {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SecretText(…)")
+    }
+}
+
+/// One of an endpoint's secrets. The one without an end is the present one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StoredSecret {
+    pub secret: SecretText,
+    /// When the overlap after its rotation ends.
+    pub until: Option<Timestamp>,
+}
+
+/// An endpoint as the store keeps it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct StoredEndpoint {
+    pub endpoint: Endpoint,
+    pub secrets: Vec<StoredSecret>,
+    pub partition: Partition,
+    /// Raised with every change: its `ETag`.
+    pub version: u64,
+    pub deleted_at: Option<Timestamp>,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct NewEndpoint {
+    pub endpoint: Endpoint,
+    pub secrets: Vec<StoredSecret>,
+    /// How many a tenant may have.
+    pub per_tenant_max: u32,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct StoredTenant {
+    pub tenant: Tenant,
+    /// Raised with every change of the tenant or of one of its endpoints.
+    pub version: u64,
+    pub created_at: Timestamp,
+    /// What the user's own system wants to remember, and what notifications go where: JSON that only the API reads.
+    pub extra: String,
+}
+
+/// One change of what people have said.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Change {
+    CreateEndpoint(Box<NewEndpoint>),
+    /// Replaces what was said about it; `expected_version` is what the caller has read.
+    ReplaceEndpoint {
+        endpoint: Box<Endpoint>,
+        expected_version: Option<u64>,
+    },
+    ReplaceSecrets {
+        endpoint: EndpointId,
+        secrets: Vec<StoredSecret>,
+    },
+    /// What waits there is cancelled by its owner; history stays.
+    DeleteEndpoint {
+        endpoint: EndpointId,
+    },
+    PutTenant {
+        tenant: Box<Tenant>,
+        extra: String,
+    },
+    /// With its endpoints. Its history goes by and by.
+    DeleteTenant {
+        tenant: TenantId,
+    },
+    PutEventType(Box<catalogue::Entry>),
+    DeleteEventType {
+        name: EventType,
+    },
+    CreateKey(Box<Key>),
+    RevokeKey {
+        key: KeyId,
+        tenant: Option<TenantId>,
+    },
+}
+
+/// What a change has led to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Configured {
+    /// The configuration's number since.
+    pub number: u64,
+    /// Of the endpoint or tenant that was changed.
+    pub version: u64,
+}
+
+/// Why a verb has done nothing. Not a failure of ours.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Refusal {
+    #[error("there is no such thing")]
+    NotFound,
+    #[error("somebody else has changed it meanwhile")]
+    Stale,
+    #[error("that name is taken")]
+    Taken,
+    #[error("there are as many as there may be")]
+    LimitReached,
+    #[error("it has not ended yet")]
+    StillWaiting,
+    #[error("its payload is gone")]
+    PayloadGone,
+    #[error("the endpoint takes nothing")]
+    EndpointTakesNothing,
+    /// This node's lease has ended, or it never joined.
+    #[error("the lease has ended")]
+    LeaseEnded,
+}
+
+/// Who did it. `before` and `after` are JSON without secrets, made by whoever shows such things.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Audit {
+    pub actor: String,
+    pub address: Option<String>,
+    pub action: String,
+    pub subject: String,
+    pub tenant: Option<TenantId>,
+    pub before: Option<String>,
+    pub after: Option<String>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AuditRow {
+    pub seq: u64,
+    pub at: Timestamp,
+    pub audit: Audit,
+}
+
+#[derive(Clone, PartialEq, Default, Debug)]
+pub struct EndpointQuery {
+    pub tenant: Option<TenantId>,
+    pub uid: Option<EndpointUid>,
+    pub before: Option<EndpointId>,
+    pub limit: usize,
+}
+
+/// SHA-256 of the key. The key itself is random enough that nothing slower is needed, and it is kept nowhere.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KeyHash(pub [u8; 32]);
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum KeyScope {
+    Publish,
+    Read,
+    Manage,
+    Replay,
+    Admin,
+}
+
+impl KeyScope {
+    pub const ALL: [KeyScope; 5] = [KeyScope::Publish, KeyScope::Read, KeyScope::Manage, KeyScope::Replay, KeyScope::Admin];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            KeyScope::Publish => "publish",
+            KeyScope::Read => "read",
+            KeyScope::Manage => "manage",
+            KeyScope::Replay => "replay",
+            KeyScope::Admin => "admin",
+        }
+    }
+}
+
+/// What may be done with a key, and by whom.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Key {
+    pub id: KeyId,
+    pub hash: KeyHash,
+    pub name: String,
+    /// `None`: all tenants.
+    pub tenant: Option<TenantId>,
+    pub scopes: Vec<KeyScope>,
+    pub created_at: Timestamp,
+    pub expires_at: Option<Timestamp>,
+    pub revoked_at: Option<Timestamp>,
+    pub last_used_at: Option<Timestamp>,
+}

@@ -1,0 +1,101 @@
+//! What an owner reads and writes while it delivers.
+
+use std::time::Duration;
+
+use posthaste_core::delivery::{Outcome, State};
+use posthaste_core::event::Event;
+use posthaste_core::id::{AttemptId, DeliveryId, EndpointId};
+use posthaste_core::scheduler::{Entry, LaneMemory, Seq};
+use posthaste_core::time::Timestamp;
+use posthaste_core::timeout::Adaptive;
+
+use crate::{Epoch, Error, Partition};
+
+/// The first rows of a queue, in its order.
+#[derive(Clone, PartialEq, Debug)]
+pub struct WindowRows {
+    pub rows: Vec<Entry>,
+    /// It was cut off at its limit.
+    pub more: bool,
+    /// The last row that was committed when it looked.
+    pub seen: Seq,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Swept {
+    pub endpoints: Vec<EndpointId>,
+    pub highest: Seq,
+}
+
+/// What a delivery carries.
+#[derive(Debug)]
+pub struct Body {
+    pub seq: Seq,
+    pub delivery: DeliveryId,
+    /// `Err` where what is stored is not what was published, or was erased: it is never sent.
+    pub event: Result<Event, Error>,
+}
+
+/// What happened to one delivery, to be remembered.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Record {
+    pub partition: Partition,
+    pub epoch: Epoch,
+    pub endpoint: EndpointId,
+    pub recorded: Recorded,
+    /// What the lane knows since. Written with it.
+    pub lane: Option<LaneState>,
+    /// The endpoint is disabled with it: a 410, or it was given up.
+    pub disables_endpoint: bool,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub enum Recorded {
+    /// One finished attempt, and the state that it has led to.
+    Attempt { seq: Seq, attempt: Box<AttemptRecord>, state: State },
+    /// Ended, or made due at another time, without an attempt.
+    Moved { seq: Seq, state: State },
+    /// Nothing but the lane.
+    Nothing,
+}
+
+/// What came of a record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RecordedAs {
+    Done,
+    /// Another attempt of this number has been recorded, or the delivery has ended. Nothing was changed.
+    MovedOn,
+    /// The partition has gone to another node. Nothing was changed.
+    NotOwner,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct AttemptRecord {
+    pub id: AttemptId,
+    /// Counted from 1.
+    pub number: u32,
+    pub outcome: Outcome,
+    /// Until the response head, or the failure.
+    pub response_time: Duration,
+    pub timings: Timings,
+    pub timeout: Duration,
+    pub preview: Option<String>,
+    pub error: Option<String>,
+    pub attempted_at: Timestamp,
+}
+
+/// Where the time went; `None` for what did not happen, as on a connection that was open.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Timings {
+    pub dns: Option<Duration>,
+    pub connect: Option<Duration>,
+    pub tls: Option<Duration>,
+    pub first_byte: Option<Duration>,
+}
+
+/// What an owner has written about a lane.
+#[derive(Clone, PartialEq, Debug)]
+pub struct LaneState {
+    pub memory: LaneMemory,
+    pub timeout: Adaptive,
+}

@@ -1,0 +1,60 @@
+//! The steps of the schema, numbered and named alike for both databases, and who may still use which.
+//!
+//! A release only adds, and removes one release later, so that nodes can be upgraded one by one: the schema says from
+//! which version on a binary can use it.
+
+use crate::Error;
+
+pub(crate) struct Step {
+    pub(crate) version: u32,
+    /// The oldest binary that can still use the schema after this step, by the last step that it knows.
+    pub(crate) usable_from: u32,
+    pub(crate) sql: &'static str,
+}
+
+pub(crate) type Steps = [Step; 13];
+
+/// The steps, from one folder or the other.
+macro_rules! steps {
+    ($database:literal) => {
+        $crate::migrations::steps!($database,
+            1 "0001_counters", 2 "0002_tenants", 3 "0003_endpoints", 4 "0004_event_types", 5 "0005_keys", 6 "0006_audit",
+            7 "0007_events", 8 "0008_idempotency_keys", 9 "0009_deliveries", 10 "0010_attempts", 11 "0011_lanes",
+            12 "0012_replays", 13 "0013_cluster")
+    };
+    ($database:literal, $($version:literal $name:literal),*) => {
+        [$($crate::migrations::Step {
+            version: $version,
+            usable_from: $version,
+            sql: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations/", $database, "/", $name, ".sql")),
+        }),*]
+    };
+}
+pub(crate) use steps;
+
+/// The next step for a schema of this version, if there is one.
+pub(crate) fn check_usable(steps: &Steps, stored: Option<(u32, u32)>) -> Result<Option<&Step>, Error> {
+    let (version, usable_from) = stored.unwrap_or((0, 0));
+    let known = steps.last().expect("there are steps").version;
+    if usable_from > known {
+        return Err(Error::TooNew);
+    }
+    // A newer one that we can still use is left as it is.
+    Ok(steps.iter().find(|step| step.version > version))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn i42_an_older_binary_refuses_what_it_cannot_use_and_leaves_alone_what_it_can() {
+        let steps: Steps = steps!("sqlite");
+        let next = |stored| check_usable(&steps, stored).map(|step| step.map(|step| step.version));
+        assert_eq!(next(None).ok(), Some(Some(1)));
+        assert_eq!(next(Some((4, 4))).ok(), Some(Some(5)));
+        assert_eq!(next(Some((13, 13))).ok(), Some(None));
+        assert_eq!(next(Some((14, 13))).ok(), Some(None), "newer, and still usable");
+        assert!(matches!(next(Some((14, 14))), Err(Error::TooNew)));
+    }
+}

@@ -1,0 +1,29 @@
+//! What the store has to be told.
+
+use std::time::Duration;
+
+use posthaste_core::endpoint::Policies;
+
+use crate::Keyring;
+
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Opens and seals the secrets of endpoints.
+    pub keyring: Keyring,
+    /// What applies where neither tenant nor endpoint says anything.
+    pub policies: Policies,
+    pub idempotency_keys_kept: Duration,
+    /// Bytes that may wait to be written.
+    pub commit_queue_bytes_max: usize,
+}
+
+impl Options {
+    pub fn new(keyring: Keyring) -> Options {
+        Options {
+            keyring,
+            policies: Policies::default(),
+            idempotency_keys_kept: Duration::from_hours(24),
+            commit_queue_bytes_max: 32 * 1024 * 1024,
+        }
+    }
+}

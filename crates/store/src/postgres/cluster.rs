@@ -1,0 +1,147 @@
+//! Who owns what. All times are the database's, compared where they are: in its statements.
+
+use std::time::Instant;
+
+use posthaste_core::id::{DeliveryId, EndpointId};
+use posthaste_core::text::OrderingKey;
+use tokio_postgres::Row;
+
+use super::connection::{Connection, Problem, Use};
+use super::{Database, row};
+use crate::columns::{corrupt, limit, millis, signed, unsigned};
+use crate::{Claimed, Epoch, Error, HandedOver, LEASE, LeaveAlone, NodeId, Partition, Refusal};
+
+impl Database {
+    pub(super) async fn join(&self, node: NodeId) -> Result<(), Error> {
+        self.transact(|connection| async move {
+            let node = bytes(node);
+            connection.execute(JOIN, &[&node, &lease_ms()]).await?;
+            // Under a name that was used before, it owns nothing either.
+            connection.execute(FREE_OWN, &[&node]).await?;
+            Ok(())
+        })
+        .await
+    }
+
+    /// On a connection of its own, so that a busy pool cannot delay it.
+    pub(super) async fn renew(&self, node: NodeId) -> Result<Result<(), Refusal>, Error> {
+        self.run(Use::Heartbeat, |connection| async move {
+            let asked_at = Instant::now();
+            let Some(row) = connection.query_opt(RENEW, &[&bytes(node), &lease_ms()]).await? else {
+                return Ok(Err(Refusal::LeaseEnded));
+            };
+            self.clock.measure(asked_at, row::column(&row, "micros")?);
+            Ok(Ok(()))
+        })
+        .await
+    }
+
+    pub(super) async fn claim(&self, node: NodeId, share: usize) -> Result<Result<Claimed, Refusal>, Error> {
+        self.transact(|connection| async move { claim(&connection, &bytes(node), share).await }).await
+    }
+
+    pub(super) async fn hand_over(
+        &self,
+        node: NodeId,
+        partitions: Vec<Partition>,
+        in_flight: Vec<HandedOver>,
+    ) -> Result<(), Error> {
+        let partitions = &partitions.into_iter().filter_map(|partition| i16::try_from(partition).ok()).collect::<Vec<_>>();
+        // The last word about each, because one statement writes a row once.
+        let in_flight: std::collections::BTreeMap<i64, i64> =
+            in_flight.iter().map(|HandedOver { seq, until }| (signed(*seq), until.as_millis())).collect();
+        let (seqs, untils) = &in_flight.into_iter().unzip::<_, _, Vec<i64>, Vec<i64>>();
+        self.transact(|connection| async move {
+            let node = bytes(node);
+            connection.execute(LOCK_OWN, &[&node, partitions]).await?;
+            connection.execute(HAND_OVER, &[&node, partitions, seqs, untils]).await?;
+            connection.execute(GIVE_UP, &[&node, partitions]).await?;
+            Ok(())
+        })
+        .await
+    }
+
+    pub(super) async fn nodes(&self) -> Result<Vec<NodeId>, Error> {
+        self.read(|connection| async move {
+            let rows = connection.query(SELECT_NODES, &[]).await?;
+            let node = |row| Ok(NodeId(u128::from_be_bytes(row::bytes(row, "id")?)));
+            Ok(rows.iter().map(node).collect::<Result<_, Error>>()?)
+        })
+        .await
+    }
+}
+
+fn bytes(node: NodeId) -> Vec<u8> {
+    node.0.to_be_bytes().to_vec()
+}
+
+fn lease_ms() -> f64 {
+    millis(LEASE) as f64
+}
+
+async fn claim(connection: &Connection, node: &Vec<u8>, share: usize) -> Result<Result<Claimed, Refusal>, Problem> {
+    if connection.query_opt(SELECT_LEASE, &[node]).await?.is_none() {
+        return Ok(Err(Refusal::LeaseEnded));
+    }
+    connection.execute(DELETE_EXPIRED, &[]).await?;
+    connection.execute(FREE_ORPHANS, &[]).await?;
+    connection.execute(TAKE, &[node, &limit(share)]).await?;
+    let partitions = connection.query(SELECT_OWN, &[node]).await?;
+    let leave_alone = connection.query(SELECT_LEAVE_ALONE, &[node]).await?;
+    // If others have kept us waiting for too long, they take what we have just written.
+    if connection.query_opt(SELECT_LEASE, &[node]).await?.is_none() {
+        return Ok(Err(Refusal::LeaseEnded));
+    }
+    Ok(Ok(Claimed {
+        partitions: partitions.iter().map(owned).collect::<Result<_, _>>()?,
+        leave_alone: leave_alone.iter().map(left_alone).collect::<Result<_, _>>()?,
+    }))
+}
+
+fn owned(row: &Row) -> Result<(Partition, Epoch), Error> {
+    let partition = Partition::try_from(row::column::<i16>(row, "id")?).map_err(corrupt("partition"))?;
+    Ok((partition, unsigned(row::column(row, "epoch")?)))
+}
+
+fn left_alone(row: &Row) -> Result<LeaveAlone, Error> {
+    Ok(LeaveAlone {
+        endpoint: EndpointId::from_bytes(row::bytes(row, "endpoint")?),
+        delivery: DeliveryId::from_bytes(row::bytes(row, "id")?),
+        seq: unsigned(row::column(row, "seq")?),
+        ordering_key: row::optional(row, "ordering_key", OrderingKey::parse)?,
+        until: row::timestamp(row, "until_ms")?,
+    })
+}
+
+const JOIN: &str = "INSERT INTO nodes (id, expires_at) VALUES ($1, clock_timestamp() + $2::float8 * interval '1 millisecond')
+                    ON CONFLICT (id) DO UPDATE SET expires_at = excluded.expires_at";
+const FREE_OWN: &str = "UPDATE partitions SET owner = NULL WHERE owner = $1";
+/// One that has expired is never renewed: others may have taken what it owned.
+const RENEW: &str = "UPDATE nodes SET expires_at = clock_timestamp() + $2::float8 * interval '1 millisecond'
+     WHERE id = $1 AND expires_at > clock_timestamp()
+     RETURNING (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS micros";
+/// Keeps others from deleting it, and not itself from renewing it.
+const SELECT_LEASE: &str = "SELECT 1 FROM nodes WHERE id = $1 AND expires_at > clock_timestamp() FOR KEY SHARE";
+/// Looked at again once it is locked, so that one that has renewed in the last moment stays.
+const DELETE_EXPIRED: &str =
+    "DELETE FROM nodes WHERE id IN (SELECT id FROM nodes WHERE expires_at <= clock_timestamp() ORDER BY id FOR UPDATE SKIP LOCKED)";
+/// Waits for what their owners may be writing: that is under the old epoch, and before the next one.
+const FREE_ORPHANS: &str = "UPDATE partitions SET owner = NULL WHERE id IN (
+       SELECT p.id FROM partitions p WHERE p.owner IS NOT NULL AND NOT EXISTS (SELECT 1 FROM nodes n WHERE n.id = p.owner)
+       ORDER BY p.id FOR UPDATE OF p)";
+const TAKE: &str = "UPDATE partitions SET owner = $1, epoch = epoch + 1 WHERE id IN (
+       SELECT id FROM partitions WHERE owner IS NULL ORDER BY id
+       LIMIT greatest($2::bigint - (SELECT count(*) FROM partitions WHERE owner = $1), 0) FOR UPDATE SKIP LOCKED)";
+const SELECT_OWN: &str = "SELECT id, epoch FROM partitions WHERE owner = $1 ORDER BY id";
+const SELECT_LEAVE_ALONE: &str =
+    "SELECT h.until_ms, d.endpoint, d.id, d.seq, d.ordering_key FROM handed_over h JOIN deliveries d ON d.seq = h.delivery_seq
+     WHERE h.until_ms > (extract(epoch FROM clock_timestamp()) * 1000)::bigint AND d.status = 'waiting'
+       AND d.partition IN (SELECT id FROM partitions WHERE owner = $1)";
+const LOCK_OWN: &str = "SELECT id FROM partitions WHERE owner = $1 AND id = ANY($2::smallint[]) ORDER BY id FOR UPDATE";
+const HAND_OVER: &str = "INSERT INTO handed_over (delivery_seq, epoch, until_ms)
+     SELECT d.seq, p.epoch, left_over.until_ms FROM unnest($3::bigint[], $4::bigint[]) AS left_over (seq, until_ms)
+     JOIN deliveries d ON d.seq = left_over.seq
+     JOIN partitions p ON p.id = d.partition AND p.owner = $1 AND p.id = ANY($2::smallint[])
+     ON CONFLICT (delivery_seq) DO UPDATE SET epoch = excluded.epoch, until_ms = excluded.until_ms";
+const GIVE_UP: &str = "UPDATE partitions SET owner = NULL WHERE owner = $1 AND id = ANY($2::smallint[])";
+const SELECT_NODES: &str = "SELECT id FROM nodes WHERE expires_at > clock_timestamp() ORDER BY id";

@@ -1,0 +1,222 @@
+//! Callers that arrive during a commit share the next one.
+//!
+//! A committer takes what waits and writes it in one transaction. If that fails for a reason that is a row's own, the group
+//! is halved until the culprit stands alone, so that whoever cannot be written is refused alone.
+
+use std::future::Future;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+use super::connection::{Problem, Remedy};
+use crate::Error;
+
+/// Enough to make a flush cheap, few enough that nobody waits long.
+const GROUP_CALLERS_MAX: usize = 512;
+const GROUP_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// How long somebody waits to be taken. Once taken, the group's own deadlines hold.
+const WAIT_MAX: Duration = Duration::from_secs(10);
+
+/// How a group is written.
+pub(super) trait Writing: Send + Sync + 'static {
+    /// What one caller wants written.
+    type Call: Send + Sync;
+    type Answer: Send;
+
+    /// Writes all calls in one transaction, or none. Answers one for each.
+    fn write(&self, calls: &mut [Self::Call]) -> impl Future<Output = Result<Vec<Self::Answer>, Problem>> + Send;
+}
+
+#[derive(Debug)]
+pub(super) struct Committer<W: Writing> {
+    queue: Mutex<Option<mpsc::UnboundedSender<Job<W>>>>,
+    waiting_bytes: Arc<AtomicUsize>,
+    waiting_bytes_max: usize,
+    tasks: Mutex<Vec<JoinHandle<()>>>,
+}
+
+struct Job<W: Writing> {
+    call: W::Call,
+    bytes: usize,
+    /// Set by whoever is first: the committer that writes it, or the caller who waits no longer.
+    is_taken: Arc<AtomicBool>,
+    answer: oneshot::Sender<Result<W::Answer, Error>>,
+}
+
+impl<W: Writing> Committer<W> {
+    /// As many tasks as there may be commits in flight. They end when everything that waits is written and nobody can send
+    /// any more.
+    pub(super) fn start(writing: &Arc<W>, tasks: usize, waiting_bytes_max: usize) -> Committer<W> {
+        let (queue, inbox) = mpsc::unbounded_channel();
+        let inbox = Arc::new(tokio::sync::Mutex::new(inbox));
+        let waiting_bytes = Arc::new(AtomicUsize::new(0));
+        let tasks =
+            (0..tasks).map(|_| tokio::spawn(run(Arc::clone(writing), Arc::clone(&inbox), Arc::clone(&waiting_bytes)))).collect();
+        Committer { queue: Mutex::new(Some(queue)), waiting_bytes, waiting_bytes_max, tasks: Mutex::new(tasks) }
+    }
+
+    /// Has it written in the next group. `bytes` is about what it weighs.
+    pub(super) async fn write(&self, bytes: usize, call: W::Call) -> Result<W::Answer, Error> {
+        if self.waiting_bytes.load(Ordering::Relaxed) > self.waiting_bytes_max {
+            return Err(Error::Overloaded { retry_after: Duration::from_secs(1) });
+        }
+        let (answer, mut answered) = oneshot::channel();
+        let is_taken = Arc::new(AtomicBool::new(false));
+        let job = Job { call, bytes, is_taken: Arc::clone(&is_taken), answer };
+        let closed = || Error::unavailable("the store is closed");
+        let queue = self.queue.lock().clone().ok_or_else(closed)?;
+        self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if queue.send(job).is_err() {
+            self.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
+            return Err(closed());
+        }
+        drop(queue);
+        match tokio::time::timeout(WAIT_MAX, &mut answered).await {
+            Ok(answer) => answer.map_err(|_| closed())?,
+            // It was not taken and now never will be: nothing was written, and that is the truth.
+            Err(_) if !is_taken.swap(true, Ordering::AcqRel) => Err(Error::unavailable("the database cannot keep up")),
+            Err(_) => answered.await.map_err(|_| closed())?,
+        }
+    }
+
+    /// Comes back when everything that waits is written.
+    pub(super) async fn close(&self) {
+        *self.queue.lock() = None;
+        let tasks = std::mem::take(&mut *self.tasks.lock());
+        for task in tasks {
+            // One that has panicked has nothing left to write.
+            let _ = task.await;
+        }
+    }
+}
+
+async fn run<W: Writing>(
+    writing: Arc<W>,
+    inbox: Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<Job<W>>>>,
+    waiting_bytes: Arc<AtomicUsize>,
+) {
+    loop {
+        let (mut calls, mut answers, mut group_bytes) = (Vec::new(), Vec::new(), 0);
+        {
+            // Held while it waits: the other committer is writing, or is next.
+            let mut inbox = inbox.lock().await;
+            let Some(first) = inbox.recv().await else { return };
+            let mut next = Some(first);
+            while let Some(job) = next {
+                waiting_bytes.fetch_sub(job.bytes, Ordering::Relaxed);
+                // Whoever has given up must not find that it was written.
+                let is_wanted = !job.is_taken.swap(true, Ordering::AcqRel);
+                if is_wanted {
+                    group_bytes += job.bytes;
+                    calls.push(job.call);
+                    answers.push(Some(job.answer));
+                }
+                let has_room = calls.len() < GROUP_CALLERS_MAX && group_bytes < GROUP_BYTES_MAX;
+                next = if has_room { inbox.try_recv().ok() } else { None };
+            }
+        }
+        if calls.is_empty() {
+            continue;
+        }
+        let mut answer = |place: usize, result: Result<W::Answer, Error>| {
+            if let Some(waiting) = answers[place].take() {
+                // Whoever asked may have gone; what was committed stays.
+                let _ = waiting.send(result);
+            }
+        };
+        write_or_halve(writing.as_ref(), &mut calls, &mut answer).await;
+    }
+}
+
+async fn write_or_halve<W: Writing>(writing: &W, calls: &mut [W::Call], answer: &mut impl FnMut(usize, Result<W::Answer, Error>)) {
+    let all = 0..calls.len();
+    let mut rest: Vec<Range<usize>> = vec![all];
+    while let Some(range) = rest.pop() {
+        match writing.write(&mut calls[range.clone()]).await {
+            Ok(written) => range.zip(written).for_each(|(place, one)| answer(place, Ok(one))),
+            Err(problem) if problem.remedy() == Remedy::LeaveItOut && range.len() > 1 => {
+                let middle = range.start + range.len() / 2;
+                // The first half first.
+                rest.push(middle..range.end);
+                rest.push(range.start..middle);
+            }
+            Err(problem) if range.len() == 1 => answer(range.start, Err(problem.into())),
+            Err(problem) => {
+                let why = match Error::from(problem) {
+                    Error::Unavailable(why) => why.to_string(),
+                    other @ (Error::Overloaded { .. } | Error::Corrupt { .. } | Error::Unusable(_) | Error::TooNew) => {
+                        other.to_string()
+                    }
+                };
+                range.for_each(|place| answer(place, Err(Error::unavailable(why.clone()))));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Refuses a group that has a number below zero in it.
+    struct Numbers {
+        groups: Mutex<Vec<usize>>,
+    }
+
+    impl Writing for Numbers {
+        type Call = i32;
+        type Answer = i32;
+
+        async fn write(&self, calls: &mut [i32]) -> Result<Vec<i32>, Problem> {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            self.groups.lock().push(calls.len());
+            if calls.iter().any(|call| *call < 0) {
+                Err(Problem::Overtaken)
+            } else {
+                Ok(calls.iter().map(|call| call * 2).collect())
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn callers_that_arrive_during_a_commit_share_the_next_one_and_get_their_own_answers() {
+        let numbers = Arc::new(Numbers { groups: Mutex::default() });
+        let committer = Arc::new(Committer::start(&numbers, 1, 1_000));
+        let calls: Vec<_> = (0..20)
+            .map(|number| {
+                let committer = Arc::clone(&committer);
+                tokio::spawn(async move { committer.write(1, number).await })
+            })
+            .collect();
+        for (number, call) in (0..).zip(calls) {
+            assert_eq!(call.await.expect("no panic").expect("written"), number * 2);
+        }
+        assert!(numbers.groups.lock().len() <= 3, "{:?}", numbers.groups);
+        committer.close().await;
+        assert!(matches!(committer.write(1, 1).await, Err(Error::Unavailable(_))), "closed");
+    }
+
+    #[tokio::test]
+    async fn what_waits_is_bounded() {
+        let numbers = Arc::new(Numbers { groups: Mutex::default() });
+        let committer = Committer::start(&numbers, 1, 10);
+        // The first is being written, the second waits, and there is no room for a third.
+        let third = async {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            let second = committer.write(11, 2);
+            let third = async {
+                tokio::task::yield_now().await;
+                committer.write(1, 3).await
+            };
+            tokio::join!(second, third)
+        };
+        let (first, (second, third)) = tokio::join!(committer.write(1, 1), third);
+        assert_eq!((first.expect("written"), second.expect("written")), (2, 4));
+        assert!(matches!(third, Err(Error::Overloaded { .. })));
+    }
+}

@@ -1,0 +1,351 @@
+//! What has become of events and deliveries, for people who ask. Pages look at a bounded number of rows.
+
+use std::collections::BTreeMap;
+
+use posthaste_core::event::EventType;
+use posthaste_core::id::{AttemptId, DeliveryId, EndpointId, EventId, ReplayId, TenantId};
+use posthaste_core::text::{IdempotencyKey, OrderingKey, Version};
+use tokio_postgres::Row;
+
+use super::connection::{Connection, Problem};
+use super::slots::{day_of, slot};
+use super::{Database, lanes, row};
+use crate::columns::{StateColumns, checked_data, corrupt, duration, labels, limit, outcome, state, unsigned};
+use crate::history::{SCAN_ROWS_MAX, cursor_of_dead, read_cursor_of_dead, read_cursor_of_seq};
+use crate::{AttemptRecord, Cursor, DeliveryQuery, DeliveryRow, Error, EventQuery, EventRow, Page, StatusFilter, Timings};
+
+/// PostgreSQL sends all rows of a query, wanted or not, so that a page is looked for some rows at a time.
+const LOOK_ROWS_MIN: usize = 100;
+
+impl Database {
+    pub(super) async fn delivery(&self, id: DeliveryId) -> Result<Option<DeliveryRow>, Error> {
+        self.read(|connection| async move { by_id(&connection, id).await }).await
+    }
+
+    pub(super) async fn deliveries(&self, query: DeliveryQuery) -> Result<Page<DeliveryRow>, Error> {
+        let query = &query;
+        self.read(|connection| async move {
+            let before = read_cursor_of_seq(query.before)?;
+            if let Some(event) = &query.event {
+                return of_event(&connection, query, event, before).await;
+            }
+            let mut page = Paging::new(query.limit);
+            let mut before = before;
+            while let Some(look) = page.next_look() {
+                // The most selective index that there is; the rest is filtered, over a bounded number of rows.
+                let rows = match (&query.endpoint, &query.tenant) {
+                    (Some(endpoint), _) => {
+                        connection.query(SELECT_OF_ENDPOINT, &[&before, &look, &endpoint.to_bytes().as_slice()]).await?
+                    }
+                    (None, Some(tenant)) => connection.query(SELECT_OF_TENANT, &[&before, &look, &tenant.as_str()]).await?,
+                    (None, None) => connection.query(SELECT_OF_ALL, &[&before, &look]).await?,
+                };
+                page.take(&rows, delivery, |row| query.covers(row), |row| Cursor::from(row.seq))?;
+                before = read_cursor_of_seq(page.last)?;
+            }
+            Ok(page.page())
+        })
+        .await
+    }
+
+    pub(super) async fn dead_letters(&self, query: DeliveryQuery) -> Result<Page<DeliveryRow>, Error> {
+        let query = &query;
+        self.read(|connection| async move {
+            let mut before = read_cursor_of_dead(query.before)?;
+            let mut page = Paging::new(query.limit);
+            while let Some(look) = page.next_look() {
+                let (at, seq) = before;
+                let rows = match &query.tenant {
+                    Some(tenant) => connection.query(SELECT_DEAD_OF_TENANT, &[&at, &seq, &look, &tenant.as_str()]).await?,
+                    None => connection.query(SELECT_DEAD_OF_ALL, &[&at, &seq, &look]).await?,
+                };
+                page.take(&rows, delivery, |row| query.covers(row), cursor_of_dead)?;
+                before = read_cursor_of_dead(page.last)?;
+            }
+            Ok(page.page())
+        })
+        .await
+    }
+
+    pub(super) async fn attempts(&self, delivery: DeliveryId) -> Result<Vec<AttemptRecord>, Error> {
+        self.read(|connection| async move {
+            let Some(row) = connection.query_opt(SELECT_SPAN, &[&delivery.to_bytes().as_slice()]).await? else { return Ok(vec![]) };
+            let (seq, count): (i64, i32) = (row::column(&row, "seq")?, row::column(&row, "attempts")?);
+            let from = row::timestamp(&row, "created_at_ms")?;
+            let to = row::optional_timestamp(&row, "last_attempt_at_ms")?.unwrap_or(from).max(from);
+            // The days in which it was tried: each that is not named is one more table to look at.
+            let (first, last) = (slot(day_of(from), 0), slot(day_of(to), 3));
+            let mut found = attempts_of(&connection, seq, first, last).await?;
+            if found.len() < usize::try_from(count).unwrap_or(0) {
+                // Its times were not what they seemed; or the oldest are gone.
+                found = attempts_of(&connection, seq, 0, i32::MAX).await?;
+            }
+            Ok(found)
+        })
+        .await
+    }
+
+    pub(super) async fn event(&self, tenant: Option<TenantId>, id: EventId) -> Result<Option<EventRow>, Error> {
+        let (tenant, id) = (tenant.as_ref().map(TenantId::as_str), id.as_str());
+        self.read(|connection| async move {
+            let Some(row) = connection.query_opt(SELECT_EVENT, &[&id, &tenant]).await? else { return Ok(None) };
+            let mut found = event_row(&row)?;
+            let digest: [u8; 32] = row::bytes(&row, "digest")?;
+            let data = row::optional_text(&row, "data")?;
+            found.data = data.map(|data| checked_data(Some(data), &digest)).transpose()?;
+            for row in connection.query(COUNT_DELIVERIES, &[&row::column::<i64>(&row, "seq")?]).await? {
+                let status = row::text(&row, "status")?;
+                if let Some(place) = StatusFilter::ALL.iter().position(|filter| filter.name() == status) {
+                    found.deliveries[place] = unsigned(row::column(&row, "n")?);
+                }
+            }
+            Ok(Some(found))
+        })
+        .await
+    }
+
+    pub(super) async fn events(&self, query: EventQuery) -> Result<Page<EventRow>, Error> {
+        let query = &query;
+        self.read(|connection| async move {
+            let mut before = read_cursor_of_seq(query.before)?;
+            let mut page = Paging::new(query.limit);
+            while let Some(look) = page.next_look() {
+                let rows = match &query.tenant {
+                    Some(tenant) => connection.query(SELECT_EVENTS_OF_TENANT, &[&before, &look, &tenant.as_str()]).await?,
+                    None => connection.query(SELECT_EVENTS_OF_ALL, &[&before, &look]).await?,
+                };
+                let read = |row: &Row| Ok((unsigned(row::column(row, "seq")?), event_row(row)?));
+                page.take(&rows, read, |(_, event)| query.covers(event), |(seq, _)| Cursor::from(*seq))?;
+                before = read_cursor_of_seq(page.last)?;
+            }
+            let Page { rows, next } = page.page();
+            Ok(Page { rows: rows.into_iter().map(|(_, event)| event).collect(), next })
+        })
+        .await
+    }
+}
+
+/// What a page has found so far, and how far it has looked.
+struct Paging<T> {
+    limit: usize,
+    scan_max: usize,
+    scanned: usize,
+    /// How many rows the next look asks for, and the last one has asked for.
+    look: usize,
+    asked: usize,
+    found: Vec<T>,
+    last: Option<Cursor>,
+    is_at_the_end: bool,
+}
+
+impl<T> Paging<T> {
+    fn new(limit: usize) -> Paging<T> {
+        let scan_max = SCAN_ROWS_MAX.max(limit);
+        let look = limit.max(LOOK_ROWS_MIN);
+        Paging { limit, scan_max, scanned: 0, look, asked: 0, found: vec![], last: None, is_at_the_end: false }
+    }
+
+    fn is_full(&self) -> bool {
+        !self.found.is_empty() && self.found.len() >= self.limit
+    }
+
+    /// How many rows to ask for next, if any.
+    fn next_look(&mut self) -> Option<i64> {
+        self.asked = self.look.min(self.scan_max.saturating_sub(self.scanned));
+        self.look = self.look.saturating_mul(2);
+        (self.asked > 0 && !self.is_at_the_end && !self.is_full()).then_some(limit(self.asked))
+    }
+
+    /// Takes what the query covers, until the page is full.
+    fn take(
+        &mut self,
+        rows: &[Row],
+        read: impl Fn(&Row) -> Result<T, Error>,
+        covers: impl Fn(&T) -> bool,
+        cursor: impl Fn(&T) -> Cursor,
+    ) -> Result<(), Error> {
+        self.is_at_the_end = rows.len() < self.asked;
+        for row in rows {
+            let one = read(row)?;
+            self.scanned += 1;
+            self.last = Some(cursor(&one));
+            if covers(&one) {
+                self.found.push(one);
+                if self.is_full() {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn page(self) -> Page<T> {
+        let is_cut = self.is_full() || self.scanned >= self.scan_max;
+        Page { rows: self.found, next: self.last.filter(|_| is_cut) }
+    }
+}
+
+/// The columns and joins of a delivery, with a condition.
+macro_rules! select_deliveries {
+    ($rest:literal) => {
+        concat!(
+            "SELECT d.*, p.url, r.id AS replay_of_id, s.id AS replayed_as_id FROM deliveries d
+             JOIN endpoints p ON p.id = d.endpoint
+             LEFT JOIN deliveries r ON r.seq = d.replay_of LEFT JOIN deliveries s ON s.seq = d.replayed_as ",
+            $rest
+        )
+    };
+}
+pub(super) use select_deliveries;
+
+const SELECT_BY_ID: &str = select_deliveries!("WHERE d.id = $1");
+const SELECT_OF_ENDPOINT: &str = select_deliveries!("WHERE d.endpoint = $3 AND d.seq < $1 ORDER BY d.seq DESC LIMIT $2");
+const SELECT_OF_TENANT: &str = select_deliveries!("WHERE d.tenant = $3 AND d.seq < $1 ORDER BY d.seq DESC LIMIT $2");
+const SELECT_OF_ALL: &str = select_deliveries!("WHERE d.seq < $1 ORDER BY d.seq DESC LIMIT $2");
+const SELECT_OF_EVENT: &str = select_deliveries!("WHERE d.event_seq = ANY($1) AND d.seq < $2 ORDER BY d.seq DESC");
+const SELECT_DEAD_OF_TENANT: &str = select_deliveries!(
+    "WHERE d.tenant = $4 AND d.status = 'dead' AND d.replayed_as IS NULL AND (d.ended_at_ms, d.seq) < ($1, $2)
+     ORDER BY d.ended_at_ms DESC, d.seq DESC LIMIT $3"
+);
+const SELECT_DEAD_OF_ALL: &str = select_deliveries!(
+    "WHERE d.status = 'dead' AND d.replayed_as IS NULL AND (d.ended_at_ms, d.seq) < ($1, $2)
+     ORDER BY d.ended_at_ms DESC, d.seq DESC LIMIT $3"
+);
+const SELECT_SPAN: &str = "SELECT seq, attempts, created_at_ms, last_attempt_at_ms FROM deliveries WHERE id = $1";
+/// One that is being kept aside is in both.
+const SELECT_ATTEMPTS: &str = "SELECT * FROM attempts WHERE delivery_seq = $1 AND slot BETWEEN $2 AND $3
+     UNION ALL SELECT * FROM attempts_kept WHERE delivery_seq = $1";
+/// Whoever may see all tenants names one where the same id was chosen twice. What was kept aside is looked at too, and of an
+/// id that was used again the newest is meant.
+const SELECT_EVENT: &str = "SELECT * FROM (SELECT * FROM events WHERE id = $1 AND ($2::text IS NULL OR tenant = $2)
+                    UNION ALL SELECT * FROM events_kept WHERE id = $1 AND ($2::text IS NULL OR tenant = $2)) e
+     ORDER BY seq DESC LIMIT 1";
+const SELECT_EVENT_SEQS: &str = "SELECT seq FROM events WHERE id = $1 AND ($2::text IS NULL OR tenant = $2)
+     UNION SELECT seq FROM events_kept WHERE id = $1 AND ($2::text IS NULL OR tenant = $2)";
+const COUNT_DELIVERIES: &str = "SELECT status, count(*) AS n FROM deliveries WHERE event_seq = $1 GROUP BY status";
+/// Payloads stay where they are.
+const SELECT_EVENTS_OF_TENANT: &str = "SELECT * FROM (
+       (SELECT seq, tenant, id, type, version, timestamp_ms, accepted_at_ms, labels, idempotency_key, ordering_key, deliver_at_ms,
+               expires_at_ms, erased_at_ms
+        FROM events WHERE tenant = $3 AND seq < $1 ORDER BY seq DESC LIMIT $2)
+       UNION ALL
+       (SELECT k.seq, k.tenant, k.id, k.type, k.version, k.timestamp_ms, k.accepted_at_ms, k.labels, k.idempotency_key,
+               k.ordering_key, k.deliver_at_ms, k.expires_at_ms, k.erased_at_ms
+        FROM events_kept k WHERE k.tenant = $3 AND k.seq < $1
+          AND NOT EXISTS (SELECT 1 FROM events e WHERE e.slot = k.slot AND e.seq = k.seq) ORDER BY k.seq DESC LIMIT $2)) e
+     ORDER BY seq DESC LIMIT $2";
+const SELECT_EVENTS_OF_ALL: &str = "SELECT * FROM (
+       (SELECT seq, tenant, id, type, version, timestamp_ms, accepted_at_ms, labels, idempotency_key, ordering_key, deliver_at_ms,
+               expires_at_ms, erased_at_ms
+        FROM events WHERE seq < $1 ORDER BY seq DESC LIMIT $2)
+       UNION ALL
+       (SELECT k.seq, k.tenant, k.id, k.type, k.version, k.timestamp_ms, k.accepted_at_ms, k.labels, k.idempotency_key,
+               k.ordering_key, k.deliver_at_ms, k.expires_at_ms, k.erased_at_ms
+        FROM events_kept k WHERE k.seq < $1
+          AND NOT EXISTS (SELECT 1 FROM events e WHERE e.slot = k.slot AND e.seq = k.seq) ORDER BY k.seq DESC LIMIT $2)) e
+     ORDER BY seq DESC LIMIT $2";
+
+pub(super) async fn by_id(connection: &Connection, id: DeliveryId) -> Result<Option<DeliveryRow>, Problem> {
+    let row = connection.query_opt(SELECT_BY_ID, &[&id.to_bytes().as_slice()]).await?;
+    Ok(row.as_ref().map(delivery).transpose()?)
+}
+
+/// An event has few deliveries: they are all looked at.
+async fn of_event(
+    connection: &Connection,
+    query: &DeliveryQuery,
+    event: &EventId,
+    before: i64,
+) -> Result<Page<DeliveryRow>, Problem> {
+    let tenant = query.tenant.as_ref().map(TenantId::as_str);
+    let rows = connection.query(SELECT_EVENT_SEQS, &[&event.as_str(), &tenant]).await?;
+    let seqs = rows.iter().map(|row| row::column::<i64>(row, "seq")).collect::<Result<Vec<_>, _>>()?;
+    let rows = connection.query(SELECT_OF_EVENT, &[&seqs, &before]).await?;
+    let mut page = Paging::new(query.limit);
+    page.take(&rows, delivery, |row| query.covers(row), |row| Cursor::from(row.seq))?;
+    Ok(page.page())
+}
+
+async fn attempts_of(connection: &Connection, seq: i64, first: i32, last: i32) -> Result<Vec<AttemptRecord>, Problem> {
+    let rows = connection.query(SELECT_ATTEMPTS, &[&seq, &first, &last]).await?;
+    let mut found = BTreeMap::new();
+    for row in &rows {
+        let attempt = attempt(row)?;
+        found.insert(attempt.number, attempt);
+    }
+    Ok(found.into_values().collect())
+}
+
+pub(super) fn delivery(row: &Row) -> Result<DeliveryRow, Error> {
+    let state = state(&StateColumns {
+        status: row::text(row, "status")?,
+        due_at_ms: row::column(row, "due_at_ms")?,
+        ended_at_ms: row::column(row, "ended_at_ms")?,
+        dead_reason: row::optional_text(row, "dead_reason")?,
+        cancel_reason: row::optional_text(row, "cancel_reason")?,
+    })?;
+    let status_code: Option<i32> = row::column(row, "last_status_code")?;
+    Ok(DeliveryRow {
+        id: DeliveryId::from_bytes(row::bytes(row, "id")?),
+        seq: unsigned(row::column(row, "seq")?),
+        event: row::parsed(row, "event", EventId::parse)?,
+        endpoint: EndpointId::from_bytes(row::bytes(row, "endpoint")?),
+        endpoint_url: row::column(row, "url")?,
+        tenant: row::parsed(row, "tenant", TenantId::parse)?,
+        partition: u16::try_from(row::column::<i16>(row, "partition")?).map_err(corrupt("partition"))?,
+        event_type: row::parsed(row, "type", EventType::parse)?,
+        is_priority: row::column(row, "is_priority")?,
+        state,
+        attempts: row::count(row, "attempts")?,
+        ordering_key: row::optional(row, "ordering_key", OrderingKey::parse)?,
+        timestamp: row::timestamp(row, "timestamp_ms")?,
+        is_later: row::column(row, "is_later")?,
+        expires_at: row::optional_timestamp(row, "expires_at_ms")?,
+        last_attempt_at: row::optional_timestamp(row, "last_attempt_at_ms")?,
+        last_status_code: status_code.map(u16::try_from).transpose().map_err(corrupt("last_status_code"))?,
+        last_error: row::column(row, "last_error")?,
+        replay_of: row::optional_bytes(row, "replay_of_id")?.map(DeliveryId::from_bytes),
+        replay: row::optional_bytes(row, "replay")?.map(ReplayId::from_bytes),
+        replayed_as: row::optional_bytes(row, "replayed_as_id")?.map(DeliveryId::from_bytes),
+        created_at: row::timestamp(row, "created_at_ms")?,
+    })
+}
+
+fn attempt(row: &Row) -> Result<AttemptRecord, Error> {
+    let optional_duration = |name| row::column::<Option<i64>>(row, name)?.map(duration).transpose();
+    Ok(AttemptRecord {
+        id: AttemptId::from_bytes(row::bytes(row, "id")?),
+        number: row::count(row, "number")?,
+        outcome: outcome(row::text(row, "outcome")?, row::column(row, "status_code")?)?,
+        response_time: duration(row::column(row, "response_time_ms")?)?,
+        timings: Timings {
+            dns: optional_duration("dns_ms")?,
+            connect: optional_duration("connect_ms")?,
+            tls: optional_duration("tls_ms")?,
+            first_byte: optional_duration("first_byte_ms")?,
+        },
+        timeout: duration(row::column(row, "timeout_ms")?)?,
+        preview: row::column(row, "preview")?,
+        error: row::column(row, "error")?,
+        attempted_at: row::timestamp(row, "attempted_at_ms")?,
+    })
+}
+
+/// Without its payload.
+fn event_row(row: &Row) -> Result<EventRow, Error> {
+    Ok(EventRow {
+        id: row::parsed(row, "id", EventId::parse)?,
+        tenant: row::parsed(row, "tenant", TenantId::parse)?,
+        event_type: row::parsed(row, "type", EventType::parse)?,
+        version: row::optional(row, "version", Version::parse)?,
+        timestamp: row::timestamp(row, "timestamp_ms")?,
+        accepted_at: row::timestamp(row, "accepted_at_ms")?,
+        data: None,
+        erased_at: row::optional_timestamp(row, "erased_at_ms")?,
+        labels: labels(row::text(row, "labels")?)?,
+        idempotency_key: row::optional(row, "idempotency_key", IdempotencyKey::parse)?,
+        ordering_key: row::optional(row, "ordering_key", OrderingKey::parse)?,
+        timing: lanes::timing(row)?,
+        deliveries: [0; 4],
+    })
+}

@@ -1,0 +1,292 @@
+//! PostgreSQL: one database that many nodes share, and its clock is theirs.
+
+mod clock;
+mod cluster;
+mod committer;
+mod configuration;
+mod connection;
+mod events;
+mod history;
+mod housekeeping;
+mod in_flight;
+mod lanes;
+mod migrations;
+mod replays;
+mod routing;
+mod row;
+mod slots;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use posthaste_core::id::{Sequence, Unique};
+use posthaste_core::time::Timestamp;
+use tokio::sync::mpsc;
+
+use crate::feed::{Fed, Feed, Feeder};
+use crate::routing::Routings;
+use crate::{Error, Options};
+use clock::DatabaseClock;
+use committer::Committer;
+use connection::{Connection, Connections, Problem, Use};
+use events::Publishing;
+use in_flight::InFlight;
+use lanes::Recording;
+use slots::Slots;
+
+/// Two commits of publishers may be in flight: while one is flushed, the next is written.
+const PUBLISHING_TASKS: usize = 2;
+/// Attempts of one delivery are recorded one after the other.
+const RECORDING_TASKS: usize = 1;
+/// Other nodes are told at most this often that there is something new.
+const NEWS_EVERY: Duration = Duration::from_millis(20);
+const OLDEST_SERVER: i32 = 140_000;
+
+/// Everything that Posthaste knows, in a PostgreSQL database. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Postgres(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    database: Arc<Database>,
+    publishing: Committer<Publishing>,
+    recording: Committer<Recording>,
+}
+
+/// What verbs and committers share.
+#[derive(Debug)]
+struct Database {
+    connections: Connections,
+    clock: DatabaseClock,
+    ids: Mutex<Sequence>,
+    feeder: Feeder,
+    routings: Routings,
+    options: Options,
+    in_flight: Arc<InFlight>,
+    slots: Slots,
+    news: mpsc::Sender<()>,
+    housekeeping: housekeeping::Progress,
+}
+
+impl Postgres {
+    /// Connects to the database that this URL names, and makes its tables if they are not there. Refuses a server that is
+    /// too old, that would lose what it has acknowledged, or that cannot be written to, and what a newer version has written.
+    pub async fn connect(url: &str, options: Options) -> Result<Postgres, Error> {
+        let (news, inbox) = mpsc::channel(1);
+        let database = Arc::new(Database {
+            connections: Connections::new(url)?,
+            clock: DatabaseClock::new(),
+            ids: Mutex::new(Sequence::default()),
+            feeder: Feeder::default(),
+            routings: Routings::default(),
+            options,
+            in_flight: Arc::new(InFlight::default()),
+            slots: Slots::default(),
+            news,
+            housekeeping: housekeeping::Progress::default(),
+        });
+        // Dropped unused, so that what migrations have set goes with it.
+        let connection = database.connection(Use::Verb).await?;
+        check_server(&connection).await?;
+        migrations::run(&connection).await?;
+        check_master_key(&connection, &database.options).await?;
+        drop(connection);
+        tokio::spawn(tell_others(Arc::downgrade(&database), inbox));
+        let waiting_bytes_max = database.options.commit_queue_bytes_max;
+        let publishing = Arc::new(Publishing(Arc::clone(&database)));
+        let recording = Arc::new(Recording(Arc::clone(&database)));
+        Ok(Postgres(Arc::new(Inner {
+            publishing: Committer::start(&publishing, PUBLISHING_TASKS, waiting_bytes_max),
+            recording: Committer::start(&recording, RECORDING_TASKS, waiting_bytes_max),
+            database,
+        })))
+    }
+
+    /// How far the wall clock of this machine is off from the database's. Signatures carry the former.
+    pub fn clock_skew(&self) -> Duration {
+        self.0.database.clock.skew()
+    }
+
+    async fn close_after_what_waits(&self) -> Result<(), Error> {
+        self.0.publishing.close().await;
+        self.0.recording.close().await;
+        self.0.database.connections.close();
+        Ok(())
+    }
+}
+
+impl Database {
+    fn clock_now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    fn next_unique(&self) -> Unique {
+        self.ids.lock().next(self.clock_now(), rand::random())
+    }
+
+    /// What was just committed, to the scheduler of this process and, without saying what, to those of others.
+    fn tell(&self, fed: Vec<Fed>) {
+        self.feeder.tell(fed);
+        // One that is under way is enough: whoever hears of it looks for everything.
+        let _ = self.news.try_send(());
+    }
+}
+
+async fn check_server(connection: &Connection) -> Result<(), Problem> {
+    let row = connection.query_one(SELECT_SETTINGS, &[]).await?;
+    let refused = if row::column::<i32>(&row, "version")? < OLDEST_SERVER {
+        "this PostgreSQL is older than version 14; upgrade it"
+    } else if row::text(&row, "fsync")? == "off" {
+        "this PostgreSQL runs with fsync = off and may lose what it has acknowledged; switch it on"
+    } else if row::text(&row, "full_page_writes")? == "off" {
+        "this PostgreSQL runs with full_page_writes = off and may be damaged by a power cut; switch it on"
+    } else if row::column(&row, "is_standby")? {
+        "this PostgreSQL is a standby that cannot be written to; name the primary"
+    } else if row::text(&row, "read_only")? == "on" {
+        "this PostgreSQL takes no writes (default_transaction_read_only = on); name the primary, or switch that off"
+    } else {
+        return Ok(());
+    };
+    Err(Error::Unusable(refused.to_owned()).into())
+}
+
+/// A node with another key than the database's could read no secret, and would write some that nobody else can.
+async fn check_master_key(connection: &Connection, options: &Options) -> Result<(), Problem> {
+    let current = options.keyring.current_id().to_string();
+    let stored = match connection.query_opt(SELECT_MASTER_KEY, &[]).await? {
+        Some(row) => Some(row::text(&row, "value")?.to_owned()),
+        None => None,
+    };
+    match stored {
+        Some(stored) if !options.keyring.knows(&stored) => Err(Error::Unusable(format!(
+            "the secrets in this database were sealed with the master key {stored}, and the one given is {current}; \
+             set POSTHASTE_MASTER_KEY to the key that was used before"
+        ))
+        .into()),
+        Some(stored) if stored == current => Ok(()),
+        Some(_) | None => {
+            connection.execute(PUT_MASTER_KEY, &[&current]).await?;
+            Ok(())
+        }
+    }
+}
+
+/// Outside of the transactions that it tells of, because `NOTIFY` takes a lock that would make their commits wait for each
+/// other. One that is lost is made up for by the next sweep.
+async fn tell_others(database: std::sync::Weak<Database>, mut inbox: mpsc::Receiver<()>) {
+    while inbox.recv().await.is_some() {
+        {
+            let Some(database) = database.upgrade() else { return };
+            let told = database.run(Use::Verb, |connection| async move { connection.batch(NOTIFY).await }).await;
+            if let Err(error) = told {
+                tracing::debug!(%error, "other nodes were not told that there is something new");
+            }
+        }
+        tokio::time::sleep(NEWS_EVERY).await;
+    }
+}
+
+const SELECT_SETTINGS: &str = "SELECT current_setting('server_version_num')::int AS version, current_setting('fsync') AS fsync,
+                                      current_setting('full_page_writes') AS full_page_writes, pg_is_in_recovery() AS is_standby,
+                                      current_setting('transaction_read_only') AS read_only";
+const SELECT_MASTER_KEY: &str = "SELECT value FROM words WHERE name = 'master_key'";
+const PUT_MASTER_KEY: &str =
+    "INSERT INTO words (name, value) VALUES ('master_key', $1) ON CONFLICT (name) DO UPDATE SET value = excluded.value";
+const NOTIFY: &str = "NOTIFY posthaste_deliveries";
+
+macro_rules! verbs {
+    ($($verb:ident($($name:ident: $type:ty),*) -> $answer:ty;)*) => {
+        $(fn $verb(&self, $($name: $type),*) -> crate::Answer<'_, $answer> {
+            Box::pin(self.0.database.$verb($($name),*))
+        })*
+    };
+}
+
+mod verbs {
+    use posthaste_core::catalogue;
+    use posthaste_core::id::{DeliveryId, EndpointId, EventId, KeyId, ReplayId, TenantId, Unique};
+    use posthaste_core::scheduler::{Seq, Want};
+    use posthaste_core::time::Timestamp;
+
+    use super::{Feed, Postgres};
+    use crate::clock::Clock;
+    use crate::{
+        Answer, AttemptRecord, Audit, AuditRow, Body, Change, Claimed, Configured, DeliveryQuery, DeliveryRow, EndpointQuery,
+        EventQuery, EventRow, HandedOver, Housekeeping, Key, KeyHash, LaneState, NewEvent, NewReplay, NodeId, Overdue, Page,
+        Partition, Published, Record, RecordedAs, Refusal, ReplayFilter, ReplayRow, Store, StoredEndpoint, StoredTenant, Swept,
+        SweptAway, WindowRows,
+    };
+
+    impl Store for Postgres {
+        fn now(&self) -> Timestamp {
+            self.0.database.clock_now()
+        }
+
+        fn wall_clock(&self) -> Timestamp {
+            Clock::wall()
+        }
+
+        fn unique(&self) -> Unique {
+            self.0.database.next_unique()
+        }
+
+        fn feed(&self) -> Feed {
+            self.0.database.feeder.subscribe()
+        }
+
+        fn publish(&self, events: Vec<NewEvent>) -> Answer<'_, Vec<Published>> {
+            Box::pin(self.publish_in_a_group(events))
+        }
+
+        fn record(&self, records: Vec<Record>) -> Answer<'_, Vec<RecordedAs>> {
+            Box::pin(self.record_in_a_group(records))
+        }
+
+        fn close(&self) -> Answer<'_, ()> {
+            Box::pin(self.close_after_what_waits())
+        }
+
+        verbs! {
+            configure(change: Change, audit: Audit) -> Result<Configured, Refusal>;
+            configuration_number() -> u64;
+            endpoint(id: EndpointId) -> Option<StoredEndpoint>;
+            endpoints(query: EndpointQuery) -> Vec<StoredEndpoint>;
+            tenant(id: TenantId) -> Option<StoredTenant>;
+            tenants(after: Option<TenantId>, limit: usize) -> Vec<StoredTenant>;
+            event_types() -> Vec<catalogue::Entry>;
+            key(hash: KeyHash) -> Option<Key>;
+            keys(before: Option<KeyId>, limit: usize) -> Vec<Key>;
+            keys_used(used: Vec<(KeyId, Timestamp)>) -> ();
+            audit(tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> Vec<AuditRow>;
+            work(after: Option<EndpointId>, limit: usize) -> Vec<EndpointId>;
+            sweep(after: Seq) -> Swept;
+            window(endpoint: EndpointId, want: Want, limit: usize) -> WindowRows;
+            bodies(deliveries: Vec<Seq>) -> Vec<Body>;
+            lane(endpoint: EndpointId) -> Option<LaneState>;
+            restamp(endpoint: EndpointId, after: Seq, limit: usize) -> Option<Seq>;
+            delivery(id: DeliveryId) -> Option<DeliveryRow>;
+            deliveries(query: DeliveryQuery) -> Page<DeliveryRow>;
+            dead_letters(query: DeliveryQuery) -> Page<DeliveryRow>;
+            attempts(delivery: DeliveryId) -> Vec<AttemptRecord>;
+            event(tenant: Option<TenantId>, id: EventId) -> Option<EventRow>;
+            events(query: EventQuery) -> Page<EventRow>;
+            create_replay(replay: NewReplay, audit: Audit) -> ReplayRow;
+            count_replay(filter: ReplayFilter) -> u64;
+            replay(id: ReplayId) -> Option<ReplayRow>;
+            replays(tenant: Option<TenantId>, before: Option<ReplayId>, limit: usize) -> Vec<ReplayRow>;
+            running_replays() -> Vec<ReplayRow>;
+            step_replay(id: ReplayId, limit: usize, unfinished_max: usize) -> Option<ReplayRow>;
+            cancel_replay(id: ReplayId, audit: Audit) -> Option<ReplayRow>;
+            repeat(delivery: DeliveryId, audit: Audit) -> Result<DeliveryRow, Refusal>;
+            sweep_away(limits: Housekeeping) -> SweptAway;
+            overdue(limit: usize) -> Vec<Overdue>;
+            erase(tenant: Option<TenantId>, event: EventId, audit: Audit) -> bool;
+            join(node: NodeId) -> ();
+            renew(node: NodeId) -> Result<(), Refusal>;
+            claim(node: NodeId, share: usize) -> Result<Claimed, Refusal>;
+            hand_over(node: NodeId, partitions: Vec<Partition>, in_flight: Vec<HandedOver>) -> ();
+            nodes() -> Vec<NodeId>;
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! One process owns everything here, and says so under the epoch that it was started with.
+
+use posthaste_core::id::{DeliveryId, EndpointId};
+use posthaste_core::text::OrderingKey;
+use rusqlite::params;
+
+use super::{SMALL, Sqlite, row};
+use crate::columns::{signed, unsigned};
+use crate::{Claimed, Error, HandedOver, LeaveAlone, NodeId, PARTITIONS, Partition, Refusal};
+
+impl Sqlite {
+    pub(super) fn set_node(&self, node: NodeId) {
+        *self.0.node.lock() = Some(node);
+    }
+
+    pub(super) fn node(&self) -> Vec<NodeId> {
+        self.0.node.lock().iter().copied().collect()
+    }
+
+    pub(super) async fn claim(&self, node: NodeId, _share: usize) -> Result<Result<Claimed, Refusal>, Error> {
+        if let Err(refusal) = self.knows(node) {
+            return Ok(Err(refusal));
+        }
+        let now = self.clock_now();
+        let leave_alone = self
+            .read(move |connection| {
+                let mut select = connection.prepare_cached(
+                    "SELECT h.until_ms, d.endpoint, d.id, d.seq, d.ordering_key FROM handed_over h
+                     JOIN deliveries d ON d.seq = h.delivery_seq WHERE h.until_ms > ?1 AND d.status = 'waiting'",
+                )?;
+                row::all(select.query([now.as_millis()])?, |row| {
+                    Ok(LeaveAlone {
+                        endpoint: EndpointId::from_bytes(row::column(row, "endpoint")?),
+                        delivery: DeliveryId::from_bytes(row::column(row, "id")?),
+                        seq: unsigned(row::column(row, "seq")?),
+                        ordering_key: row::optional(row, "ordering_key", OrderingKey::parse)?,
+                        until: row::timestamp(row, "until_ms")?,
+                    })
+                })
+            })
+            .await?;
+        Ok(Ok(Claimed { partitions: (0..PARTITIONS).map(|partition| (partition, self.0.epoch)).collect(), leave_alone }))
+    }
+
+    pub(super) async fn hand_over(&self, node: NodeId, _: Vec<Partition>, in_flight: Vec<HandedOver>) -> Result<(), Error> {
+        if self.knows(node).is_err() {
+            return Ok(());
+        }
+        let epoch = self.0.epoch;
+        self.write(SMALL * in_flight.len(), move |connection, _| {
+            let mut insert = connection
+                .prepare_cached("INSERT OR REPLACE INTO handed_over (delivery_seq, epoch, until_ms) VALUES (?1, ?2, ?3)")?;
+            for HandedOver { seq, until } in &in_flight {
+                insert.execute(params![signed(*seq), signed(epoch), until.as_millis()])?;
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    pub(super) fn knows(&self, node: NodeId) -> Result<(), Refusal> {
+        if *self.0.node.lock() == Some(node) { Ok(()) } else { Err(Refusal::LeaseEnded) }
+    }
+}

@@ -1,0 +1,251 @@
+//! What has become of events and deliveries, for people who ask. Pages look at a bounded number of rows.
+
+use posthaste_core::event::EventType;
+use posthaste_core::id::{AttemptId, DeliveryId, EndpointId, EventId, ReplayId, TenantId};
+use posthaste_core::text::{IdempotencyKey, OrderingKey, Version};
+use rusqlite::{Connection, Row, ToSql, named_params, params};
+
+use super::{Sqlite, lanes, row};
+use crate::columns::{StateColumns, checked_data, duration, labels, limit, outcome, state, unsigned};
+use crate::history::{SCAN_ROWS_MAX, cursor_of_dead, read_cursor_of_dead, read_cursor_of_seq};
+use crate::{AttemptRecord, Cursor, DeliveryQuery, DeliveryRow, Error, EventQuery, EventRow, Page, StatusFilter, Timings};
+
+impl Sqlite {
+    pub(super) async fn delivery(&self, id: DeliveryId) -> Result<Option<DeliveryRow>, Error> {
+        self.read(move |connection| by_id(connection, id)).await
+    }
+
+    pub(super) async fn deliveries(&self, query: DeliveryQuery) -> Result<Page<DeliveryRow>, Error> {
+        self.read(move |connection| {
+            let before = read_cursor_of_seq(query.before)?;
+            // The most selective index that there is; the rest is filtered, over a bounded number of rows.
+            let (filter, value): (&str, Box<dyn ToSql>) = match (&query.endpoint, &query.tenant) {
+                (_, _) if query.event.is_some() => return of_event(connection, &query, before),
+                (Some(endpoint), _) => ("endpoint = :value AND", Box::new(endpoint.to_bytes())),
+                (None, Some(tenant)) => ("tenant = :value AND", Box::new(tenant.as_str().to_owned())),
+                (None, None) => (":value IS NULL AND", Box::new(rusqlite::types::Null)),
+            };
+            let select = format!(
+                "{SELECT} WHERE d.seq IN (SELECT seq FROM deliveries WHERE {filter} seq < :before ORDER BY seq DESC LIMIT :scan)
+                 ORDER BY d.seq DESC"
+            );
+            let mut select = connection.prepare_cached(&select)?;
+            let rows = select.query(named_params! {
+                ":value": value,
+                ":before": before,
+                ":scan": limit(SCAN_ROWS_MAX.max(query.limit)),
+            })?;
+            page(rows, &query, |row| Cursor::from(row.seq))
+        })
+        .await
+    }
+
+    pub(super) async fn dead_letters(&self, query: DeliveryQuery) -> Result<Page<DeliveryRow>, Error> {
+        self.read(move |connection| {
+            let (at, seq) = read_cursor_of_dead(query.before)?;
+            let (index, filter) = match &query.tenant {
+                Some(_) => ("deliveries_dead_by_tenant", "tenant = :tenant AND"),
+                None => ("deliveries_dead", ":tenant IS NULL AND"),
+            };
+            let select = format!(
+                "{SELECT} WHERE d.seq IN (
+                   SELECT seq FROM deliveries INDEXED BY {index}
+                   WHERE {filter} status = 'dead' AND replayed_as IS NULL AND (ended_at_ms, seq) < (:at, :seq)
+                   ORDER BY ended_at_ms DESC, seq DESC LIMIT :scan)
+                 ORDER BY d.ended_at_ms DESC, d.seq DESC"
+            );
+            let mut select = connection.prepare_cached(&select)?;
+            let rows = select.query(named_params! {
+                ":tenant": query.tenant.as_ref().map(TenantId::as_str),
+                ":at": at,
+                ":seq": seq,
+                ":scan": limit(SCAN_ROWS_MAX.max(query.limit)),
+            })?;
+            page(rows, &query, cursor_of_dead)
+        })
+        .await
+    }
+
+    pub(super) async fn attempts(&self, delivery: DeliveryId) -> Result<Vec<AttemptRecord>, Error> {
+        self.read(move |connection| {
+            let mut select = connection.prepare_cached(
+                "SELECT a.* FROM attempts a JOIN deliveries d ON d.seq = a.delivery_seq WHERE d.id = ?1 ORDER BY a.number",
+            )?;
+            row::all(select.query([delivery.to_bytes()])?, attempt)
+        })
+        .await
+    }
+
+    pub(super) async fn event(&self, tenant: Option<TenantId>, id: EventId) -> Result<Option<EventRow>, Error> {
+        self.read(move |connection| {
+            let by_tenant = "SELECT * FROM events WHERE tenant = ?1 AND id = ?2";
+            // Whoever may see all tenants names one where the same id was chosen twice.
+            let of_all = "SELECT * FROM events WHERE ?1 IS NULL AND tenant IN (SELECT id FROM tenants) AND id = ?2 LIMIT 1";
+            let mut select = connection.prepare_cached(if tenant.is_some() { by_tenant } else { of_all })?;
+            let found = row::first(select.query(params![tenant.as_ref().map(TenantId::as_str), id.as_str()])?, |row| {
+                let mut found = event_row(row)?;
+                let digest: [u8; 32] = row::column(row, "digest")?;
+                let data = row::optional_text(row, "data")?;
+                found.data = data.map(|data| checked_data(Some(data), &digest)).transpose()?;
+                Ok((row::column::<i64>(row, "seq")?, found))
+            })?;
+            let Some((seq, mut found)) = found else { return Ok(None) };
+            let mut counts =
+                connection.prepare_cached("SELECT status, count(*) AS n FROM deliveries WHERE event_seq = ?1 GROUP BY status")?;
+            let mut rows = counts.query([seq])?;
+            while let Some(row) = rows.next()? {
+                let status = row::text(row, "status")?;
+                if let Some(place) = StatusFilter::ALL.iter().position(|filter| filter.name() == status) {
+                    found.deliveries[place] = unsigned(row::column(row, "n")?);
+                }
+            }
+            Ok(Some(found))
+        })
+        .await
+    }
+
+    pub(super) async fn events(&self, query: EventQuery) -> Result<Page<EventRow>, Error> {
+        self.read(move |connection| {
+            let before = read_cursor_of_seq(query.before)?;
+            let by_tenant = "SELECT * FROM events WHERE tenant = :tenant AND seq < :before ORDER BY seq DESC LIMIT :scan";
+            let of_all = "SELECT * FROM events WHERE :tenant IS NULL AND seq < :before ORDER BY seq DESC LIMIT :scan";
+            let mut select = connection.prepare_cached(if query.tenant.is_some() { by_tenant } else { of_all })?;
+            let mut rows = select.query(named_params! {
+                ":tenant": query.tenant.as_ref().map(TenantId::as_str),
+                ":before": before,
+                ":scan": limit(SCAN_ROWS_MAX.max(query.limit)),
+            })?;
+            let (mut found, mut scanned, mut last) = (Vec::new(), 0, None);
+            while let Some(row) = rows.next()? {
+                scanned += 1;
+                last = Some(Cursor::from(unsigned(row::column(row, "seq")?)));
+                let event = event_row(row)?;
+                if query.covers(&event) {
+                    found.push(event);
+                    if found.len() >= query.limit {
+                        return Ok(Page { rows: found, next: last });
+                    }
+                }
+            }
+            let is_cut = scanned >= SCAN_ROWS_MAX.max(query.limit);
+            Ok(Page { rows: found, next: last.filter(|_| is_cut) })
+        })
+        .await
+    }
+}
+
+pub(super) const SELECT: &str = "SELECT d.*, p.url, r.id AS replay_of_id, s.id AS replayed_as_id FROM deliveries d
+                                 JOIN endpoints p ON p.id = d.endpoint
+                                 LEFT JOIN deliveries r ON r.seq = d.replay_of LEFT JOIN deliveries s ON s.seq = d.replayed_as";
+
+pub(super) fn by_id(connection: &Connection, id: DeliveryId) -> Result<Option<DeliveryRow>, Error> {
+    let mut select = connection.prepare_cached(&format!("{SELECT} WHERE d.id = ?1"))?;
+    row::first(select.query([id.to_bytes()])?, delivery)
+}
+
+/// An event has few deliveries: they are all looked at.
+fn of_event(connection: &Connection, query: &DeliveryQuery, before: i64) -> Result<Page<DeliveryRow>, Error> {
+    let select = format!(
+        "{SELECT} WHERE d.event = ?1 AND d.event_seq IN (SELECT seq FROM events WHERE id = ?1 AND (?2 IS NULL OR tenant = ?2) AND tenant IN (SELECT id FROM tenants)) AND d.seq < ?3 ORDER BY d.seq DESC"
+    );
+    let mut select = connection.prepare_cached(&select)?;
+    let event = query.event.as_ref().map(EventId::as_str);
+    let rows = select.query(params![event, query.tenant.as_ref().map(TenantId::as_str), before])?;
+    page(rows, query, |row| Cursor::from(row.seq))
+}
+
+/// Takes what the query covers, until the page is full.
+fn page(
+    mut rows: rusqlite::Rows<'_>,
+    query: &DeliveryQuery,
+    cursor: fn(&DeliveryRow) -> Cursor,
+) -> Result<Page<DeliveryRow>, Error> {
+    let (mut found, mut scanned, mut last) = (Vec::new(), 0, None);
+    while let Some(row) = rows.next()? {
+        let delivery = delivery(row)?;
+        scanned += 1;
+        last = Some(cursor(&delivery));
+        if query.covers(&delivery) {
+            found.push(delivery);
+            if found.len() >= query.limit {
+                return Ok(Page { rows: found, next: last });
+            }
+        }
+    }
+    let is_cut = scanned >= SCAN_ROWS_MAX.max(query.limit);
+    Ok(Page { rows: found, next: last.filter(|_| is_cut) })
+}
+
+pub(super) fn delivery(row: &Row<'_>) -> Result<DeliveryRow, Error> {
+    let state = state(&StateColumns {
+        status: row::text(row, "status")?,
+        due_at_ms: row::column(row, "due_at_ms")?,
+        ended_at_ms: row::column(row, "ended_at_ms")?,
+        dead_reason: row::optional_text(row, "dead_reason")?,
+        cancel_reason: row::optional_text(row, "cancel_reason")?,
+    })?;
+    let optional_id = |name| row::column::<Option<[u8; 16]>>(row, name).map(|bytes| bytes.map(DeliveryId::from_bytes));
+    Ok(DeliveryRow {
+        id: DeliveryId::from_bytes(row::column(row, "id")?),
+        seq: unsigned(row::column(row, "seq")?),
+        event: row::parsed(row, "event", EventId::parse)?,
+        endpoint: EndpointId::from_bytes(row::column(row, "endpoint")?),
+        endpoint_url: row::column(row, "url")?,
+        tenant: row::parsed(row, "tenant", TenantId::parse)?,
+        partition: row::column(row, "partition")?,
+        event_type: row::parsed(row, "type", EventType::parse)?,
+        is_priority: row::column(row, "is_priority")?,
+        state,
+        attempts: row::column(row, "attempts")?,
+        ordering_key: row::optional(row, "ordering_key", OrderingKey::parse)?,
+        timestamp: row::timestamp(row, "timestamp_ms")?,
+        is_later: row::column(row, "is_later")?,
+        expires_at: row::optional_timestamp(row, "expires_at_ms")?,
+        last_attempt_at: row::optional_timestamp(row, "last_attempt_at_ms")?,
+        last_status_code: row::column(row, "last_status_code")?,
+        last_error: row::column(row, "last_error")?,
+        replay_of: optional_id("replay_of_id")?,
+        replay: row::column::<Option<[u8; 16]>>(row, "replay")?.map(ReplayId::from_bytes),
+        replayed_as: optional_id("replayed_as_id")?,
+        created_at: row::timestamp(row, "created_at_ms")?,
+    })
+}
+
+fn attempt(row: &Row<'_>) -> Result<AttemptRecord, Error> {
+    let optional_duration = |name| row::column::<Option<i64>>(row, name)?.map(duration).transpose();
+    Ok(AttemptRecord {
+        id: AttemptId::from_bytes(row::column(row, "id")?),
+        number: row::column(row, "number")?,
+        outcome: outcome(row::text(row, "outcome")?, row::column(row, "status_code")?)?,
+        response_time: duration(row::column(row, "response_time_ms")?)?,
+        timings: Timings {
+            dns: optional_duration("dns_ms")?,
+            connect: optional_duration("connect_ms")?,
+            tls: optional_duration("tls_ms")?,
+            first_byte: optional_duration("first_byte_ms")?,
+        },
+        timeout: duration(row::column(row, "timeout_ms")?)?,
+        preview: row::column(row, "preview")?,
+        error: row::column(row, "error")?,
+        attempted_at: row::timestamp(row, "attempted_at_ms")?,
+    })
+}
+
+/// Without its payload.
+pub(super) fn event_row(row: &Row<'_>) -> Result<EventRow, Error> {
+    Ok(EventRow {
+        id: row::parsed(row, "id", EventId::parse)?,
+        tenant: row::parsed(row, "tenant", TenantId::parse)?,
+        event_type: row::parsed(row, "type", EventType::parse)?,
+        version: row::optional(row, "version", Version::parse)?,
+        timestamp: row::timestamp(row, "timestamp_ms")?,
+        accepted_at: row::timestamp(row, "accepted_at_ms")?,
+        data: None,
+        erased_at: row::optional_timestamp(row, "erased_at_ms")?,
+        labels: labels(row::text(row, "labels")?)?,
+        idempotency_key: row::optional(row, "idempotency_key", IdempotencyKey::parse)?,
+        ordering_key: row::optional(row, "ordering_key", OrderingKey::parse)?,
+        timing: lanes::timing(row)?,
+        deliveries: [0; 4],
+    })
+}

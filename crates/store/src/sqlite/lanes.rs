@@ -1,0 +1,343 @@
+//! What an owner reads and writes while it delivers: windows, bodies, records.
+
+use posthaste_core::delivery::State as DeliveryState;
+use posthaste_core::event::{Event, EventType, Timing};
+use posthaste_core::id::{DeliveryId, EndpointId, EventId, TenantId};
+use posthaste_core::scheduler::{Class, Entry, Seq, Want};
+use posthaste_core::text::{IdempotencyKey, OrderingKey, Version};
+use posthaste_core::time::Timestamp;
+use rusqlite::{Connection, Row, named_params, params};
+
+use super::writer::State;
+use super::{SMALL, Sqlite, configuration, row};
+use crate::columns::{checked_data, class, class_code, labels, limit, millis, outcome_columns, signed, state_columns, unsigned};
+use crate::routing::schedule_of;
+use crate::{AttemptRecord, Body, Error, LaneState, Record, Recorded, RecordedAs, Swept, WindowRows, document};
+
+impl Sqlite {
+    /// A skip scan over each of the three queues: as many steps as there are endpoints with work.
+    pub(super) async fn work(&self, after: Option<EndpointId>, rows_max: usize) -> Result<Vec<EndpointId>, Error> {
+        self.read(move |connection| {
+            let mut found = Vec::new();
+            let mut after = after.map_or_else(Vec::new, |after| after.to_bytes().to_vec());
+            while found.len() < rows_max {
+                let mut next: Option<[u8; 16]> = None;
+                for queue in QUEUES {
+                    let select = format!(
+                        "SELECT endpoint FROM deliveries INDEXED BY {} WHERE {} AND endpoint > ?1 ORDER BY endpoint LIMIT 1",
+                        queue.index, queue.predicate
+                    );
+                    let first: Option<[u8; 16]> =
+                        row::first(connection.prepare_cached(&select)?.query([&after])?, |row| row::column(row, "endpoint"))?;
+                    next = next.into_iter().chain(first).min();
+                }
+                let Some(endpoint) = next else { break };
+                found.push(EndpointId::from_bytes(endpoint));
+                after = endpoint.to_vec();
+            }
+            Ok(found)
+        })
+        .await
+    }
+
+    pub(super) async fn sweep(&self, after: Seq) -> Result<Swept, Error> {
+        self.read(move |connection| {
+            let highest = last_seq(connection)?;
+            let mut select =
+                connection.prepare_cached("SELECT DISTINCT endpoint FROM deliveries WHERE seq > ?1 AND status = 'waiting'")?;
+            let endpoints =
+                row::all(select.query([signed(after)])?, |row| Ok(EndpointId::from_bytes(row::column(row, "endpoint")?)))?;
+            Ok(Swept { endpoints, highest })
+        })
+        .await
+    }
+
+    pub(super) async fn window(&self, endpoint: EndpointId, want: Want, rows_max: usize) -> Result<WindowRows, Error> {
+        self.read(move |connection| {
+            let seen = last_seq(connection)?;
+            let wanted = limit(rows_max.saturating_add(1));
+            let mut rows = match &want {
+                Want::Fresh(class) => connection.prepare_cached(SELECT_FRESH).map_err(Error::from).and_then(|mut select| {
+                    row::all(select.query(params![endpoint.to_bytes(), class_code(*class), wanted])?, entry)
+                })?,
+                Want::Later(class) => connection.prepare_cached(SELECT_LATER).map_err(Error::from).and_then(|mut select| {
+                    row::all(select.query(params![endpoint.to_bytes(), class_code(*class), wanted])?, entry)
+                })?,
+                Want::Head(key) => connection
+                    .prepare_cached(SELECT_HEAD)
+                    .map_err(Error::from)
+                    .and_then(|mut select| row::all(select.query(params![endpoint.to_bytes(), key.as_str()])?, entry))?,
+                Want::Heads { after } => {
+                    let after = after.as_ref().map_or("", OrderingKey::as_str);
+                    let mut select = connection.prepare_cached(SELECT_HEADS)?;
+                    row::all(select.query(params![endpoint.to_bytes(), after, wanted])?, entry)?
+                }
+            };
+            let more = rows.len() > rows_max;
+            rows.truncate(rows_max);
+            Ok(WindowRows { rows, more, seen })
+        })
+        .await
+    }
+
+    pub(super) async fn bodies(&self, deliveries: Vec<Seq>) -> Result<Vec<Body>, Error> {
+        self.read(move |connection| {
+            let mut select = connection.prepare_cached(
+                "SELECT d.seq AS delivery_seq, d.id AS delivery, e.* FROM deliveries d JOIN events e ON e.seq = d.event_seq WHERE d.seq = ?1",
+            )?;
+            let mut bodies = Vec::with_capacity(deliveries.len());
+            for seq in deliveries {
+                let body = row::first(select.query([signed(seq)])?, |row| {
+                    let delivery = DeliveryId::from_bytes(row::column(row, "delivery")?);
+                    Ok(Body { seq, delivery, event: event(row) })
+                })?;
+                bodies.extend(body);
+            }
+            Ok(bodies)
+        })
+        .await
+    }
+
+    pub(super) async fn record(&self, records: Vec<Record>) -> Result<Vec<RecordedAs>, Error> {
+        let store = self.clone();
+        self.write(SMALL * records.len(), move |connection, state| {
+            records.iter().map(|one| record(&store, connection, state, one)).collect()
+        })
+        .await
+    }
+
+    pub(super) async fn lane(&self, endpoint: EndpointId) -> Result<Option<LaneState>, Error> {
+        self.read(move |connection| {
+            let mut select = connection.prepare_cached("SELECT document FROM lanes WHERE endpoint = ?1")?;
+            row::first(select.query([endpoint.to_bytes()])?, |row| {
+                let (memory, timeout) = document::read_lane(row::text(row, "document")?)?;
+                Ok(LaneState { memory, timeout })
+            })
+        })
+        .await
+    }
+
+    pub(super) async fn restamp(&self, endpoint: EndpointId, after: Seq, rows_max: usize) -> Result<Option<Seq>, Error> {
+        let store = self.clone();
+        self.write(SMALL, move |connection, _| restamp(&store, connection, endpoint, after, rows_max)).await
+    }
+}
+
+/// The three queues of a lane.
+pub(super) struct Queue {
+    pub(super) index: &'static str,
+    pub(super) predicate: &'static str,
+}
+
+pub(super) const QUEUES: [Queue; 3] = [
+    Queue { index: "deliveries_fresh", predicate: "status = 'waiting' AND is_later = 0 AND ordering_key IS NULL" },
+    Queue { index: "deliveries_later", predicate: "status = 'waiting' AND is_later = 1 AND ordering_key IS NULL" },
+    Queue { index: "deliveries_keyed", predicate: "status = 'waiting' AND ordering_key IS NOT NULL" },
+];
+
+const SELECT_FRESH: &str = "SELECT * FROM deliveries INDEXED BY deliveries_fresh
+                            WHERE endpoint = ?1 AND class = ?2 AND status = 'waiting' AND is_later = 0 AND ordering_key IS NULL
+                            ORDER BY timestamp_ms, seq LIMIT ?3";
+const SELECT_LATER: &str = "SELECT * FROM deliveries INDEXED BY deliveries_later
+                            WHERE endpoint = ?1 AND class = ?2 AND status = 'waiting' AND is_later = 1 AND ordering_key IS NULL
+                            ORDER BY due_at_ms, seq LIMIT ?3";
+
+const SELECT_HEAD: &str = "SELECT * FROM deliveries INDEXED BY deliveries_keyed
+                           WHERE endpoint = ?1 AND ordering_key = ?2 AND status = 'waiting' AND ordering_key IS NOT NULL
+                           ORDER BY seq LIMIT 1";
+/// A skip scan: from each key to the next one, however many rows lie between them.
+const SELECT_HEADS: &str = "WITH RECURSIVE heads (key) AS (
+       SELECT min(ordering_key) FROM deliveries INDEXED BY deliveries_keyed
+       WHERE endpoint = ?1 AND status = 'waiting' AND ordering_key IS NOT NULL AND ordering_key > ?2
+       UNION ALL
+       SELECT (SELECT min(ordering_key) FROM deliveries INDEXED BY deliveries_keyed
+               WHERE endpoint = ?1 AND status = 'waiting' AND ordering_key IS NOT NULL AND ordering_key > heads.key)
+       FROM heads WHERE heads.key IS NOT NULL LIMIT ?3)
+     SELECT d.* FROM heads JOIN deliveries d ON d.seq = (
+       SELECT min(seq) FROM deliveries INDEXED BY deliveries_keyed
+       WHERE endpoint = ?1 AND ordering_key = heads.key AND status = 'waiting' AND ordering_key IS NOT NULL)
+     ORDER BY d.ordering_key";
+
+pub(super) fn last_seq(connection: &Connection) -> Result<Seq, Error> {
+    let last: Option<i64> = connection.prepare_cached("SELECT max(seq) FROM deliveries")?.query_row([], |row| row.get(0))?;
+    Ok(last.map_or(0, unsigned))
+}
+
+fn entry(row: &Row<'_>) -> Result<Entry, Error> {
+    Ok(Entry {
+        delivery: DeliveryId::from_bytes(row::column(row, "id")?),
+        seq: unsigned(row::column(row, "seq")?),
+        timestamp: row::timestamp(row, "timestamp_ms")?,
+        due: row::timestamp(row, "due_at_ms")?,
+        attempts: row::column(row, "attempts")?,
+        is_later: row::column(row, "is_later")?,
+        event_type: row::parsed(row, "type", EventType::parse)?,
+        is_priority: row::column(row, "is_priority")?,
+        class: class(row::column(row, "class")?)?,
+        ordering_key: row::optional(row, "ordering_key", OrderingKey::parse)?,
+        expires_at: row::optional_timestamp(row, "expires_at_ms")?,
+    })
+}
+
+/// An event with its payload, refused if that is not what was published.
+pub(super) fn event(row: &Row<'_>) -> Result<Event, Error> {
+    let digest: [u8; 32] = row::column(row, "digest")?;
+    Ok(Event {
+        id: row::parsed(row, "id", EventId::parse)?,
+        tenant: row::parsed(row, "tenant", TenantId::parse)?,
+        event_type: row::parsed(row, "type", EventType::parse)?,
+        version: row::optional(row, "version", Version::parse)?,
+        timestamp: row::timestamp(row, "timestamp_ms")?,
+        accepted_at: row::timestamp(row, "accepted_at_ms")?,
+        data: checked_data(row::optional_text(row, "data")?, &digest)?,
+        labels: labels(row::text(row, "labels")?)?,
+        idempotency_key: row::optional(row, "idempotency_key", IdempotencyKey::parse)?,
+        ordering_key: row::optional(row, "ordering_key", OrderingKey::parse)?,
+        timing: timing(row)?,
+    })
+}
+
+pub(super) fn timing(row: &Row<'_>) -> Result<Timing, Error> {
+    Ok(Timing::stored(row::optional_timestamp(row, "deliver_at_ms")?, row::optional_timestamp(row, "expires_at_ms")?))
+}
+
+fn record(store: &Sqlite, connection: &Connection, state: &mut State, record: &Record) -> Result<RecordedAs, Error> {
+    let seq = match &record.recorded {
+        Recorded::Attempt { seq, .. } | Recorded::Moved { seq, .. } => Some(signed(*seq)),
+        Recorded::Nothing => None,
+    };
+    if record.epoch != state.epoch && !may_still_record(connection, record, seq, store.clock_now())? {
+        return Ok(RecordedAs::NotOwner);
+    }
+    let moved = match &record.recorded {
+        Recorded::Attempt { seq, attempt, state } => record_attempt(connection, signed(*seq), attempt, *state)?,
+        Recorded::Moved { seq, state } => move_on(connection, signed(*seq), *state)?,
+        Recorded::Nothing => true,
+    };
+    if !moved {
+        return Ok(RecordedAs::MovedOn);
+    }
+    if record.epoch != state.epoch {
+        connection.prepare_cached("DELETE FROM handed_over WHERE delivery_seq = ?1")?.execute([seq])?;
+        return Ok(RecordedAs::Done);
+    }
+    if let Some(LaneState { memory, timeout }) = &record.lane {
+        connection
+            .prepare_cached("INSERT OR REPLACE INTO lanes (endpoint, document) VALUES (?1, ?2)")?
+            .execute(params![record.endpoint.to_bytes(), document::lane(memory, timeout)])?;
+    }
+    if record.disables_endpoint {
+        configuration::disable_endpoint(connection, state, record.endpoint, store.clock_now())?;
+    }
+    Ok(RecordedAs::Done)
+}
+
+/// A leaver may record exactly what it said it would.
+fn may_still_record(connection: &Connection, record: &Record, seq: Option<i64>, now: Timestamp) -> Result<bool, Error> {
+    let mut select =
+        connection.prepare_cached("SELECT 1 FROM handed_over WHERE delivery_seq = ?1 AND epoch = ?2 AND until_ms > ?3")?;
+    Ok(select.exists(params![seq, signed(record.epoch), now.as_millis()])?)
+}
+
+fn record_attempt(connection: &Connection, seq: i64, attempt: &AttemptRecord, state: DeliveryState) -> Result<bool, Error> {
+    let columns = state_columns(state);
+    let (outcome, status_code) = outcome_columns(attempt.outcome);
+    let moved = connection
+        .prepare_cached(
+            "UPDATE deliveries SET status = :status, due_at_ms = :due_at_ms, ended_at_ms = :ended_at_ms, dead_reason = :dead_reason,
+                    cancel_reason = :cancel_reason, attempts = :number, is_later = max(is_later, :status = 'waiting'),
+                    last_attempt_at_ms = :attempted_at_ms, last_status_code = :status_code, last_error = :error
+             WHERE seq = :seq AND status = 'waiting' AND attempts = :number - 1",
+        )?
+        .execute(named_params! {
+            ":status": columns.status,
+            ":due_at_ms": columns.due_at_ms,
+            ":ended_at_ms": columns.ended_at_ms,
+            ":dead_reason": columns.dead_reason,
+            ":cancel_reason": columns.cancel_reason,
+            ":number": attempt.number,
+            ":attempted_at_ms": attempt.attempted_at.as_millis(),
+            ":status_code": status_code,
+            ":error": attempt.error,
+            ":seq": seq,
+        })?;
+    if moved == 0 {
+        return Ok(false);
+    }
+    let timings = attempt.timings;
+    connection
+        .prepare_cached(
+            "INSERT INTO attempts (delivery_seq, number, id, outcome, status_code, response_time_ms, dns_ms, connect_ms, tls_ms,
+                                   first_byte_ms, timeout_ms, preview, error, attempted_at_ms)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
+        )?
+        .execute(params![
+            seq,
+            attempt.number,
+            attempt.id.to_bytes(),
+            outcome,
+            status_code,
+            millis(attempt.response_time),
+            timings.dns.map(millis),
+            timings.connect.map(millis),
+            timings.tls.map(millis),
+            timings.first_byte.map(millis),
+            millis(attempt.timeout),
+            attempt.preview,
+            attempt.error,
+            attempt.attempted_at.as_millis(),
+        ])?;
+    Ok(true)
+}
+
+/// Ends a delivery that waits, or makes it due at another time, without an attempt.
+fn move_on(connection: &Connection, seq: i64, state: DeliveryState) -> Result<bool, Error> {
+    let columns = state_columns(state);
+    let moved = connection
+        .prepare_cached(
+            "UPDATE deliveries SET status = ?2, due_at_ms = ?3, ended_at_ms = ?4, dead_reason = ?5, cancel_reason = ?6
+             WHERE seq = ?1 AND status = 'waiting'",
+        )?
+        .execute(params![
+            seq,
+            columns.status,
+            columns.due_at_ms,
+            columns.ended_at_ms,
+            columns.dead_reason,
+            columns.cancel_reason
+        ])?;
+    Ok(moved > 0)
+}
+
+fn restamp(
+    store: &Sqlite,
+    connection: &Connection,
+    endpoint: EndpointId,
+    after: Seq,
+    rows_max: usize,
+) -> Result<Option<Seq>, Error> {
+    let mut select = connection.prepare_cached("SELECT * FROM endpoints WHERE id = ?1")?;
+    let Some(stored) = row::first(select.query([endpoint.to_bytes()])?, configuration::endpoint_without_secrets)? else {
+        return Ok(None);
+    };
+    let tenant = configuration::tenant(connection, &stored.tenant)?.map(|stored| stored.tenant);
+    let schedule = schedule_of(&store.0.options.policies, tenant.as_ref(), &stored);
+    // Keyed rows are found by their key, whatever their class.
+    let mut select = connection.prepare_cached(
+        "SELECT seq, type, is_priority, class, status FROM deliveries WHERE endpoint = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3",
+    )?;
+    let rows = row::all(select.query(params![endpoint.to_bytes(), signed(after), limit(rows_max)])?, |row| {
+        let event_type = row::parsed(row, "type", EventType::parse)?;
+        let present = Class::of(&event_type, row::column(row, "is_priority")?, schedule.as_ref());
+        let is_waiting = row::text(row, "status")? == "waiting";
+        let is_other = is_waiting && class(row::column(row, "class")?)? != present;
+        Ok((row::column::<i64>(row, "seq")?, is_other.then_some(present)))
+    })?;
+    let mut update = connection.prepare_cached("UPDATE deliveries SET class = ?2 WHERE seq = ?1")?;
+    for (seq, changed) in &rows {
+        if let Some(class) = changed {
+            update.execute(params![seq, class_code(*class)])?;
+        }
+    }
+    Ok(rows.last().filter(|_| rows.len() >= rows_max).map(|(seq, _)| unsigned(*seq)))
+}

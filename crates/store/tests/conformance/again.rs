@@ -1,0 +1,193 @@
+//! E2, I17: sending again what was sent, or missed, before.
+
+use posthaste_core::delivery::{DeadReason, State};
+use posthaste_core::endpoint::{Endpoint, Status};
+use posthaste_core::event::TypePatterns;
+use posthaste_core::id::ReplayId;
+use posthaste_store::*;
+
+use crate::world::{World, later, tenant};
+
+crate::conform! {
+    one_that_has_ended_is_made_again_and_names_its_successor
+    i17_a_replay_makes_exactly_what_matched_in_steps
+    a_replay_keeps_to_its_filter
+    what_an_endpoint_has_missed_can_be_sent_after_enabling
+    a_replay_can_be_cancelled_and_its_key_makes_it_once
+    a_replay_waits_while_too_much_of_it_is_unfinished
+}
+
+fn replay(world: &World, filter: ReplayFilter) -> NewReplay {
+    NewReplay {
+        id: ReplayId::from_unique(world.store.unique()),
+        filter,
+        reason: "an outage".to_owned(),
+        requested_by: "key_1".to_owned(),
+        rate_per_minute: 600,
+        idempotency_key: None,
+    }
+}
+
+async fn start(world: &World, filter: ReplayFilter) -> ReplayRow {
+    assert_eq!(world.store.count_replay(filter.clone()).await.unwrap(), {
+        let row = world.store.create_replay(replay(world, filter.clone()), world.audit("replay")).await.unwrap();
+        world.store.cancel_replay(row.id, world.audit("cancel")).await.unwrap();
+        row.matched
+    });
+    world.store.create_replay(replay(world, filter), world.audit("replay")).await.unwrap()
+}
+
+async fn finish(world: &World, id: ReplayId) -> ReplayRow {
+    for _ in 0..1000 {
+        let row = world.store.step_replay(id, 2, 1000).await.unwrap().unwrap();
+        if row.state != ReplayState::Running {
+            return row;
+        }
+    }
+    panic!("it never ends");
+}
+
+async fn one_that_has_ended_is_made_again_and_names_its_successor(world: World) {
+    let endpoint = world.endpoint("acme").await;
+    let delivery = world.delivery("acme").await;
+    let audit = world.audit("retry");
+    assert_eq!(world.store.repeat(delivery.id, audit.clone()).await.unwrap(), Err(Refusal::StillWaiting));
+    let state = State::Dead { at: world.store.now(), reason: DeadReason::MaxAttemptsExceeded };
+    world.try_once(&delivery, 1, 500, state).await;
+    let made = world.store.repeat(delivery.id, audit.clone()).await.unwrap().unwrap();
+    assert_eq!((&made.event, made.endpoint, made.replay_of, made.attempts), (&delivery.event, endpoint.id, Some(delivery.id), 0));
+    assert!(made.seq > delivery.seq && made.id != delivery.id);
+    assert_eq!(world.row(&delivery).await.replayed_as, Some(made.id), "history is added to, not rewritten");
+    assert_eq!(world.row(&delivery).await.state, state);
+    let open = world.store.dead_letters(DeliveryQuery { limit: 10, ..DeliveryQuery::default() }).await.unwrap();
+    assert_eq!(open.rows, [], "it has left the open dead letters");
+    let body = world.store.bodies(vec![made.seq]).await.unwrap().remove(0);
+    assert_eq!(body.event.unwrap().id, delivery.event);
+    assert_eq!(world.waiting(endpoint.id).await, [made.seq]);
+    world.deliver(&made).await;
+    let disabled = Endpoint { status: Status::Disabled, ..endpoint };
+    world.configure(Change::ReplaceEndpoint { endpoint: Box::new(disabled), expected_version: None }).await.unwrap();
+    assert_eq!(world.store.repeat(made.id, audit.clone()).await.unwrap(), Err(Refusal::EndpointTakesNothing));
+    let nobody = posthaste_core::id::DeliveryId::from_unique(world.store.unique());
+    assert_eq!(world.store.repeat(nobody, audit).await.unwrap(), Err(Refusal::NotFound));
+}
+
+async fn i17_a_replay_makes_exactly_what_matched_in_steps(world: World) {
+    let endpoint = world.endpoint("acme").await;
+    let mut events = Vec::new();
+    for n in 0..7u32 {
+        let delivery = world.delivery("acme").await;
+        if n < 5 {
+            world.deliver(&delivery).await;
+            events.push(delivery.event);
+        }
+    }
+    let filter = ReplayFilter { endpoint: Some(endpoint.id), ..ReplayFilter::default() };
+    let row = start(&world, filter).await;
+    assert_eq!((row.matched, row.created, row.state), (5, 0, ReplayState::Running), "what waits is not part of it");
+    assert_eq!(world.store.running_replays().await.unwrap().iter().map(|row| row.id).collect::<Vec<_>>(), [row.id]);
+    let step = world.store.step_replay(row.id, 2, 1000).await.unwrap().unwrap();
+    assert_eq!((step.created, step.state), (2, ReplayState::Running));
+    let options = world.options.clone();
+    let world = world.reopened(options).await;
+    let done = finish(&world, row.id).await;
+    assert_eq!((done.created, done.state, done.ended_at.is_some()), (5, ReplayState::Done, true));
+    assert_eq!(finish(&world, row.id).await.created, 5, "a step after the end makes nothing");
+    for event in events {
+        let rows = world.deliveries_of(&event).await;
+        assert_eq!(rows.len(), 2);
+        assert_eq!((rows[0].replay, rows[0].replay_of), (Some(row.id), Some(rows[1].id)));
+        assert_eq!(rows[0].timestamp, done.created_at, "behind live traffic");
+    }
+}
+
+async fn a_replay_keeps_to_its_filter(world: World) {
+    let (first, _second) = (world.endpoint("acme").await, world.endpoint("acme").await);
+    world.endpoint("globex").await;
+    let now = world.store.now();
+    let mut ids = Vec::new();
+    for (of, event_type, status) in
+        [("acme", "order.paid", 404), ("acme", "user.made", 404), ("acme", "order.paid", 200), ("globex", "order.paid", 404)]
+    {
+        let event = world.event(of, event_type);
+        let id = event.id.clone();
+        world.publish(event).await;
+        for row in world.deliveries_of(&id).await {
+            let dead = State::Dead { at: now, reason: DeadReason::PermanentFailure };
+            world.try_once(&row, 1, status, if status == 200 { State::Delivered { at: now } } else { dead }).await;
+            ids.push(row.id);
+        }
+    }
+    let count = async |filter: ReplayFilter| world.store.count_replay(filter).await.unwrap();
+    let none = ReplayFilter::default();
+    assert_eq!(count(none.clone()).await, 7);
+    assert_eq!(count(ReplayFilter { tenant: Some(tenant("acme")), ..none.clone() }).await, 6);
+    assert_eq!(count(ReplayFilter { endpoint: Some(first.id), ..none.clone() }).await, 3);
+    assert_eq!(count(ReplayFilter { status: vec![StatusFilter::Dead], ..none.clone() }).await, 5);
+    assert_eq!(count(ReplayFilter { event_types: TypePatterns::parse(["user.*"]).unwrap(), ..none.clone() }).await, 2);
+    assert_eq!(count(ReplayFilter { ids: vec![ids[0], ids[6]], ..none.clone() }).await, 2);
+    assert_eq!(count(ReplayFilter { from: Some(later(now, 3600)), ..none.clone() }).await, 0);
+    assert_eq!(count(ReplayFilter { to: Some(later(now, 3600)), ..none.clone() }).await, 7);
+    let row = start(&world, ReplayFilter { ids: vec![ids[0], ids[6]], ..none.clone() }).await;
+    assert_eq!(finish(&world, row.id).await.created, 2);
+    assert_eq!(count(none).await, 5, "what was made again is not made a third time");
+}
+
+async fn what_an_endpoint_has_missed_can_be_sent_after_enabling(world: World) {
+    let endpoint = Endpoint { status: Status::Disabled, ..world.new_endpoint("acme") };
+    world.add(&endpoint).await.unwrap();
+    let missed = world.event("acme", "order.paid");
+    assert_eq!(world.publish(missed.clone()).await, Published::Made { deliveries: 0 });
+    let enabled = Endpoint { status: Status::Active, ..endpoint.clone() };
+    world.configure(Change::ReplaceEndpoint { endpoint: Box::new(enabled), expected_version: None }).await.unwrap();
+    let had = world.delivery("acme").await;
+    let filter = ReplayFilter { endpoint: Some(endpoint.id), missing: true, ..ReplayFilter::default() };
+    let row = start(&world, filter.clone()).await;
+    assert_eq!(row.matched, 1);
+    assert_eq!(finish(&world, row.id).await.created, 1);
+    let made = world.deliveries_of(&missed.id).await;
+    assert_eq!((made.len(), made[0].replay_of, made[0].replay), (1, None, Some(row.id)));
+    assert_eq!(world.deliveries_of(&had.event).await.len(), 1);
+    assert_eq!(world.store.count_replay(filter).await.unwrap(), 0);
+}
+
+async fn a_replay_can_be_cancelled_and_its_key_makes_it_once(world: World) {
+    world.endpoint("acme").await;
+    for _ in 0..3 {
+        let delivery = world.delivery("acme").await;
+        world.deliver(&delivery).await;
+    }
+    let filter = ReplayFilter { tenant: Some(tenant("acme")), ..ReplayFilter::default() };
+    let new = NewReplay { idempotency_key: Some("k".to_owned()), ..replay(&world, filter) };
+    let row = world.store.create_replay(new.clone(), world.audit("replay")).await.unwrap();
+    let again = NewReplay { id: ReplayId::from_unique(world.store.unique()), ..new };
+    assert_eq!(world.store.create_replay(again, world.audit("replay")).await.unwrap().id, row.id);
+    assert_eq!(world.store.step_replay(row.id, 1, 1000).await.unwrap().unwrap().created, 1);
+    let cancelled = world.store.cancel_replay(row.id, world.audit("cancel")).await.unwrap().unwrap();
+    assert_eq!((cancelled.state, cancelled.created), (ReplayState::Cancelled, 1));
+    assert_eq!(world.store.step_replay(row.id, 5, 1000).await.unwrap().unwrap().created, 1, "it makes no more");
+    let nobody = ReplayId::from_unique(world.store.unique());
+    assert_eq!(world.store.cancel_replay(nobody, world.audit("cancel")).await.unwrap(), None);
+    assert_eq!(world.store.step_replay(nobody, 5, 5).await.unwrap(), None);
+    assert_eq!(world.store.replays(Some(tenant("acme")), None, 10).await.unwrap().len(), 1);
+    assert_eq!(world.store.replays(Some(tenant("globex")), None, 10).await.unwrap(), []);
+    assert_eq!(world.store.replay(row.id).await.unwrap().unwrap().state, ReplayState::Cancelled);
+}
+
+async fn a_replay_waits_while_too_much_of_it_is_unfinished(world: World) {
+    let endpoint = world.endpoint("acme").await;
+    for _ in 0..4 {
+        let delivery = world.delivery("acme").await;
+        world.deliver(&delivery).await;
+    }
+    let row = start(&world, ReplayFilter { endpoint: Some(endpoint.id), ..ReplayFilter::default() }).await;
+    let step = world.store.step_replay(row.id, 10, 3).await.unwrap().unwrap();
+    assert_eq!((step.created, step.state), (3, ReplayState::Running));
+    assert_eq!(world.store.step_replay(row.id, 10, 3).await.unwrap().unwrap().created, 3);
+    let first = world.waiting(endpoint.id).await[0];
+    let query = DeliveryQuery { endpoint: Some(endpoint.id), limit: 10, ..DeliveryQuery::default() };
+    let rows = world.store.deliveries(query).await.unwrap().rows;
+    world.deliver(rows.iter().find(|row| row.seq == first).unwrap()).await;
+    let step = world.store.step_replay(row.id, 10, 3).await.unwrap().unwrap();
+    assert_eq!((step.created, step.state), (4, ReplayState::Done));
+}

@@ -1,0 +1,50 @@
+//! Who owns what.
+
+use posthaste_core::delivery::State;
+use posthaste_store::*;
+
+use crate::world::{World, later};
+
+crate::conform! {
+    a_new_owner_raises_the_epoch
+    what_a_leaver_has_in_flight_it_may_still_record_and_nothing_else
+    a_node_that_never_joined_is_refused
+}
+
+async fn a_new_owner_raises_the_epoch(world: World) {
+    let epoch = world.epoch;
+    assert_eq!(world.store.nodes().await.unwrap(), [world.node]);
+    world.store.renew(world.node).await.unwrap().unwrap();
+    let options = world.options.clone();
+    let world = world.reopened(options).await;
+    assert!(world.epoch > epoch);
+}
+
+async fn what_a_leaver_has_in_flight_it_may_still_record_and_nothing_else(world: World) {
+    world.endpoint("acme").await;
+    let (promised, other, late) = (world.delivery("acme").await, world.delivery("acme").await, world.delivery("acme").await);
+    let now = world.store.now();
+    let old = world.epoch;
+    let in_flight = vec![HandedOver { seq: promised.seq, until: later(now, 60) }, HandedOver { seq: late.seq, until: now }];
+    world.store.hand_over(world.node, (0..PARTITIONS).collect(), in_flight).await.unwrap();
+    let options = world.options.clone();
+    let world = world.reopened(options).await;
+    let claimed = world.store.claim(world.node, usize::from(PARTITIONS)).await.unwrap().unwrap();
+    let left: Vec<_> = claimed.leave_alone.iter().map(|one| (one.delivery, one.endpoint, one.until)).collect();
+    assert_eq!(left, [(promised.id, promised.endpoint, later(now, 60))]);
+    let state = State::Delivered { at: world.store.now() };
+    let record = |row: &DeliveryRow| Record {
+        epoch: old,
+        ..world.record(row, Recorded::Attempt { seq: row.seq, attempt: world.attempt(1, 200), state })
+    };
+    let answers = world.store.record(vec![record(&other), record(&promised), record(&late)]).await.unwrap();
+    assert_eq!(answers, [RecordedAs::NotOwner, RecordedAs::Done, RecordedAs::NotOwner]);
+    assert_eq!(world.row(&promised).await.state, state);
+    assert!(matches!(world.row(&other).await.state, State::Waiting { .. }));
+}
+
+async fn a_node_that_never_joined_is_refused(world: World) {
+    let nobody = NodeId(7);
+    assert_eq!(world.store.renew(nobody).await.unwrap(), Err(Refusal::LeaseEnded));
+    assert_eq!(world.store.claim(nobody, 10).await.unwrap(), Err(Refusal::LeaseEnded));
+}

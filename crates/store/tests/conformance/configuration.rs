@@ -1,0 +1,235 @@
+//! What people have said: endpoints, tenants, event types, keys, and who said so.
+
+use std::collections::BTreeMap;
+
+use posthaste_core::catalogue::{Contract, Entry};
+use posthaste_core::endpoint::{Endpoint, Headers, Metadata, PolicyOverrides, Signing, Status};
+use posthaste_core::event::EventType;
+use posthaste_core::id::{EndpointUid, KeyId};
+use posthaste_core::tenant::{Retention, Share, Tenant};
+use posthaste_core::text::Version;
+use posthaste_core::timeout::{Mode, Pinned};
+use posthaste_store::*;
+
+use crate::world::{World, later, tenant};
+
+crate::conform! {
+    an_endpoint_is_kept_with_all_that_was_said_about_it
+    endpoints_are_listed_newest_first_in_pages
+    a_uid_is_taken_once_per_tenant_until_its_endpoint_is_deleted
+    a_change_that_was_made_by_somebody_else_meanwhile_is_not_overwritten
+    a_tenant_has_as_many_endpoints_as_it_may
+    secrets_are_sealed_and_open_after_the_master_key_was_rotated
+    tenants_come_into_being_change_and_go
+    event_types_are_a_catalogue
+    keys_are_found_by_their_hash_until_they_end
+    every_change_is_in_the_audit_log_and_raises_the_number
+    what_is_not_there_is_refused_and_leaves_no_trace
+}
+
+async fn an_endpoint_is_kept_with_all_that_was_said_about_it(world: World) {
+    let headers = Headers::new([("authorization", "Bearer canary")], &Signing::Standard).unwrap();
+    let mode = Mode::Manual(Pinned::new(std::time::Duration::from_secs(7)).unwrap());
+    let endpoint = Endpoint {
+        uid: Some(EndpointUid::parse("mine").unwrap()),
+        status: Status::Paused { until: Some(later(world.store.now(), 60)) },
+        headers,
+        metadata: Metadata::new(BTreeMap::from([("a".to_owned(), "b".to_owned())])).unwrap(),
+        policies: PolicyOverrides { timeout: Some(mode), ..PolicyOverrides::default() },
+        ..world.new_endpoint("acme")
+    };
+    world.add(&endpoint).await.unwrap();
+    let stored = world.store.endpoint(endpoint.id).await.unwrap().unwrap();
+    assert_eq!(stored.endpoint, endpoint);
+    assert_eq!((stored.version, stored.deleted_at, stored.partition), (1, None, partition_of(&endpoint.tenant)));
+    assert_eq!(stored.secrets, [StoredSecret { secret: SecretText("whsec_canary".to_owned()), until: None }]);
+    let until = Some(later(world.store.now(), 86_400));
+    let rotated = vec![
+        StoredSecret { secret: SecretText("whsec_new".to_owned()), until: None },
+        StoredSecret { secret: SecretText("whsec_canary".to_owned()), until },
+    ];
+    let change = Change::ReplaceSecrets { endpoint: endpoint.id, secrets: rotated.clone() };
+    assert_eq!(world.configure(change).await.unwrap().version, 2);
+    let stored = world.store.endpoint(endpoint.id).await.unwrap().unwrap();
+    assert_eq!((stored.secrets, stored.endpoint.headers), (rotated, endpoint.headers));
+}
+
+async fn endpoints_are_listed_newest_first_in_pages(world: World) {
+    let mut made = Vec::new();
+    for of in ["acme", "acme", "globex", "acme"] {
+        made.push(world.endpoint(of).await.id);
+    }
+    let list = async |query: EndpointQuery| {
+        world.store.endpoints(query).await.unwrap().into_iter().map(|stored| stored.endpoint.id).collect::<Vec<_>>()
+    };
+    let of_acme = EndpointQuery { tenant: Some(tenant("acme")), limit: 2, ..EndpointQuery::default() };
+    assert_eq!(list(of_acme.clone()).await, [made[3], made[1]]);
+    assert_eq!(list(EndpointQuery { before: Some(made[1]), ..of_acme }).await, [made[0]]);
+    let all = EndpointQuery { limit: 10, ..EndpointQuery::default() };
+    assert_eq!(list(all.clone()).await, [made[3], made[2], made[1], made[0]]);
+    world.configure(Change::DeleteEndpoint { endpoint: made[2] }).await.unwrap();
+    assert_eq!(list(all).await, [made[3], made[1], made[0]]);
+    assert!(world.store.endpoint(made[2]).await.unwrap().unwrap().deleted_at.is_some(), "its history has a name");
+}
+
+async fn a_uid_is_taken_once_per_tenant_until_its_endpoint_is_deleted(world: World) {
+    let uid = Some(EndpointUid::parse("crm").unwrap());
+    let with_uid = |of: &str| Endpoint { uid: uid.clone(), ..world.new_endpoint(of) };
+    let first = with_uid("acme");
+    world.add(&first).await.unwrap();
+    assert_eq!(world.add(&with_uid("acme")).await, Err(Refusal::Taken));
+    world.add(&with_uid("globex")).await.unwrap();
+    let other = world.endpoint("acme").await;
+    let taken = Endpoint { uid: uid.clone(), ..other };
+    let change = Change::ReplaceEndpoint { endpoint: Box::new(taken), expected_version: None };
+    assert_eq!(world.configure(change).await, Err(Refusal::Taken));
+    let by_uid = EndpointQuery { tenant: Some(tenant("acme")), uid: uid.clone(), limit: 5, ..EndpointQuery::default() };
+    assert_eq!(world.store.endpoints(by_uid).await.unwrap()[0].endpoint.id, first.id);
+    world.configure(Change::DeleteEndpoint { endpoint: first.id }).await.unwrap();
+    world.add(&with_uid("acme")).await.unwrap();
+}
+
+async fn a_change_that_was_made_by_somebody_else_meanwhile_is_not_overwritten(world: World) {
+    let endpoint = world.endpoint("acme").await;
+    let change = |url: &str, expected_version| Change::ReplaceEndpoint {
+        endpoint: Box::new(Endpoint { url: url.to_owned(), ..endpoint.clone() }),
+        expected_version,
+    };
+    assert_eq!(world.configure(change("https://one.example/", Some(1))).await.unwrap().version, 2);
+    assert_eq!(world.configure(change("https://two.example/", Some(1))).await, Err(Refusal::Stale));
+    let stored = world.store.endpoint(endpoint.id).await.unwrap().unwrap();
+    assert_eq!((stored.endpoint.url.as_str(), stored.version), ("https://one.example/", 2));
+    assert_eq!(stored.secrets.len(), 1, "its secret stays");
+}
+
+async fn a_tenant_has_as_many_endpoints_as_it_may(world: World) {
+    for _ in 0..5 {
+        world.endpoint("acme").await;
+    }
+    assert_eq!(world.add(&world.new_endpoint("acme")).await, Err(Refusal::LimitReached));
+    world.endpoint("globex").await;
+}
+
+async fn secrets_are_sealed_and_open_after_the_master_key_was_rotated(world: World) {
+    let endpoint = world.endpoint("acme").await;
+    let old = world.options.keyring.clone();
+    let before = MasterKey::from_base64("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=").unwrap();
+    let rotated = Options { keyring: Keyring::new(MasterKey::generate(), vec![before]), ..world.options.clone() };
+    let world = world.reopened(rotated.clone()).await;
+    assert_eq!(world.store.endpoint(endpoint.id).await.unwrap().unwrap().secrets[0].secret.0, "whsec_canary");
+    assert_eq!(world.store.sweep_away(Housekeeping::default()).await.unwrap().resealed, 1);
+    assert_eq!(world.store.sweep_away(Housekeeping::default()).await.unwrap().resealed, 0);
+    assert_eq!(world.store.endpoint(endpoint.id).await.unwrap().unwrap().secrets[0].secret.0, "whsec_canary");
+    drop((old, rotated));
+}
+
+async fn tenants_come_into_being_change_and_go(world: World) {
+    assert_eq!(world.store.tenant(tenant("acme")).await.unwrap(), None);
+    let endpoint = world.endpoint("acme").await;
+    let stored = world.store.tenant(tenant("acme")).await.unwrap().unwrap();
+    assert_eq!(stored.tenant, Tenant::new(tenant("acme")));
+    let changed =
+        Tenant { share: Share::new(3, 12).unwrap(), retention: Retention::days(7).unwrap(), ..Tenant::new(tenant("acme")) };
+    let put = Change::PutTenant { tenant: Box::new(changed.clone()), extra: r#"{"plan": "gold"}"#.to_owned() };
+    assert!(world.configure(put).await.unwrap().version > stored.version);
+    let stored = world.store.tenant(tenant("acme")).await.unwrap().unwrap();
+    assert_eq!((stored.tenant, stored.extra.as_str()), (changed, r#"{"plan": "gold"}"#));
+    world.endpoint("globex").await;
+    let names = async |after: Option<&str>| {
+        let tenants = world.store.tenants(after.map(tenant), 10).await.unwrap();
+        tenants.into_iter().map(|stored| stored.tenant.id.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(names(None).await, ["acme", "globex"]);
+    assert_eq!(names(Some("acme")).await, ["globex"]);
+    world.configure(Change::DeleteTenant { tenant: tenant("acme") }).await.unwrap();
+    assert_eq!(world.store.tenant(tenant("acme")).await.unwrap(), None);
+    assert!(world.store.endpoint(endpoint.id).await.unwrap().unwrap().deleted_at.is_some());
+    assert_eq!(world.configure(Change::DeleteTenant { tenant: tenant("acme") }).await, Err(Refusal::NotFound));
+    assert_eq!(names(None).await, ["globex"]);
+}
+
+async fn event_types_are_a_catalogue(world: World) {
+    let entry = |name: &str, is_priority| Entry {
+        name: EventType::parse(name).unwrap(),
+        description: "What it is".to_owned(),
+        versions: vec![(Version::parse("v1").unwrap(), Contract { schema: Some("{}".to_owned()), example: None })],
+        deprecated_at: Some(later(posthaste_core::time::Timestamp::from_millis(0), 1)),
+        is_priority,
+    };
+    for one in [entry("b.c", false), entry("a.b", true)] {
+        world.configure(Change::PutEventType(Box::new(one))).await.unwrap();
+    }
+    assert_eq!(world.store.event_types().await.unwrap(), [entry("a.b", true), entry("b.c", false)]);
+    world.configure(Change::PutEventType(Box::new(entry("a.b", false)))).await.unwrap();
+    assert_eq!(world.store.event_types().await.unwrap()[0], entry("a.b", false));
+    let delete = Change::DeleteEventType { name: EventType::parse("a.b").unwrap() };
+    world.configure(delete.clone()).await.unwrap();
+    assert_eq!(world.configure(delete).await, Err(Refusal::NotFound));
+    assert_eq!(world.store.event_types().await.unwrap().len(), 1);
+}
+
+async fn keys_are_found_by_their_hash_until_they_end(world: World) {
+    let now = world.store.now();
+    let key = |number: u8, expires_at| Key {
+        id: KeyId::from_unique(world.store.unique()),
+        hash: KeyHash([number; 32]),
+        name: "ci".to_owned(),
+        tenant: (number > 1).then(|| tenant("acme")),
+        scopes: vec![KeyScope::Publish, KeyScope::Read],
+        created_at: now,
+        expires_at,
+        revoked_at: None,
+        last_used_at: None,
+    };
+    let (forever, expired, revoked) =
+        (key(1, None), key(2, Some(now - std::time::Duration::from_secs(1))), key(3, Some(later(now, 3600))));
+    for one in [&forever, &expired, &revoked] {
+        world.configure(Change::CreateKey(Box::new(one.clone()))).await.unwrap();
+    }
+    let find = async |number: u8| world.store.key(KeyHash([number; 32])).await.unwrap();
+    assert_eq!(find(1).await, Some(forever.clone()));
+    assert_eq!((find(2).await, find(9).await), (None, None));
+    assert_eq!(find(3).await, Some(revoked.clone()));
+    let of_another = Change::RevokeKey { key: revoked.id, tenant: Some(tenant("globex")) };
+    assert_eq!(world.configure(of_another).await, Err(Refusal::NotFound));
+    world.configure(Change::RevokeKey { key: revoked.id, tenant: None }).await.unwrap();
+    assert_eq!(find(3).await, None);
+    assert_eq!(world.configure(Change::CreateKey(Box::new(key(1, None)))).await, Err(Refusal::Taken));
+    world.store.keys_used(vec![(forever.id, later(now, 5)), (KeyId::from_unique(world.store.unique()), now)]).await.unwrap();
+    assert_eq!(find(1).await.unwrap().last_used_at, Some(later(now, 5)));
+    let listed: Vec<KeyId> = world.store.keys(None, 10).await.unwrap().into_iter().map(|key| key.id).collect();
+    assert_eq!(listed, [revoked.id, expired.id, forever.id]);
+    assert_eq!(world.store.keys(Some(expired.id), 10).await.unwrap().len(), 1);
+}
+
+async fn every_change_is_in_the_audit_log_and_raises_the_number(world: World) {
+    let before = world.store.configuration_number().await.unwrap();
+    let endpoint = world.endpoint("acme").await;
+    let changed = world.configure(Change::DeleteEndpoint { endpoint: endpoint.id }).await.unwrap();
+    assert_eq!(changed.number, world.store.configuration_number().await.unwrap());
+    assert!(changed.number >= before + 2);
+    let rows = world.store.audit(None, None, 10).await.unwrap();
+    assert_eq!(rows.len(), 2);
+    assert!(rows[0].seq > rows[1].seq, "newest first");
+    assert_eq!(rows[0].audit, world.audit("change"));
+    assert_eq!(world.store.audit(Some(tenant("acme")), Some(rows[0].seq), 10).await.unwrap(), rows[1..]);
+    assert_eq!(world.store.audit(Some(tenant("globex")), None, 10).await.unwrap(), []);
+}
+
+async fn what_is_not_there_is_refused_and_leaves_no_trace(world: World) {
+    let nobody = world.new_endpoint("acme");
+    let number = world.store.configuration_number().await.unwrap();
+    for change in [
+        Change::ReplaceEndpoint { endpoint: Box::new(nobody.clone()), expected_version: None },
+        Change::ReplaceSecrets { endpoint: nobody.id, secrets: vec![] },
+        Change::DeleteEndpoint { endpoint: nobody.id },
+        Change::DeleteTenant { tenant: tenant("acme") },
+        Change::DeleteEventType { name: EventType::parse("a").unwrap() },
+        Change::RevokeKey { key: KeyId::from_unique(world.store.unique()), tenant: None },
+    ] {
+        assert_eq!(world.configure(change.clone()).await, Err(Refusal::NotFound), "{change:?}");
+    }
+    assert_eq!(world.store.endpoint(nobody.id).await.unwrap(), None);
+    assert_eq!(world.store.configuration_number().await.unwrap(), number);
+    assert_eq!(world.store.audit(None, None, 10).await.unwrap(), []);
+}

@@ -1,0 +1,264 @@
+//! What an owner reads and writes: windows, records, lanes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use posthaste_core::circuit::Breaker;
+use posthaste_core::delivery::{CancelReason, DeadReason, Outcome, State};
+use posthaste_core::endpoint::Status;
+use posthaste_core::event::{Event, Timing};
+use posthaste_core::scheduler::{Class, LaneMemory, Want};
+use posthaste_core::timeout::Adaptive;
+use posthaste_store::*;
+
+use crate::world::{World, key, later};
+
+crate::conform! {
+    an_attempt_is_recorded_once_and_moves_its_delivery_on
+    what_ends_without_an_attempt_ends_once
+    a_record_under_an_old_epoch_changes_nothing_and_harms_nobody_else
+    a_record_for_a_delivery_that_is_not_there_changes_nothing
+    windows_hold_each_queue_in_its_own_order
+    only_the_head_of_a_key_is_read
+    endpoints_with_work_are_found
+    a_sweep_names_who_was_given_something
+    a_lane_is_remembered_with_its_record
+    a_410_disables_with_the_attempt_that_said_so
+    many_records_of_one_call_are_each_judged_for_themselves
+    i39_a_damaged_payload_is_never_given_out
+    texts_that_no_database_likes_are_kept
+}
+
+async fn an_attempt_is_recorded_once_and_moves_its_delivery_on(world: World) {
+    world.endpoint("acme").await;
+    let delivery = world.delivery("acme").await;
+    let due = later(world.store.now(), 30);
+    assert_eq!(world.try_once(&delivery, 1, 503, State::Waiting { due }).await, RecordedAs::Done);
+    let again = world.try_once(&delivery, 1, 503, State::Waiting { due }).await;
+    assert_eq!(again, RecordedAs::MovedOn, "repeating it is harmless");
+    assert_eq!(world.try_once(&delivery, 3, 200, State::Delivered { at: due }).await, RecordedAs::MovedOn, "2 comes before 3");
+    let row = world.row(&delivery).await;
+    assert_eq!((row.state, row.attempts, row.is_later, row.last_status_code), (State::Waiting { due }, 1, true, Some(503)));
+    assert_eq!(world.try_once(&delivery, 2, 200, State::Delivered { at: due }).await, RecordedAs::Done);
+    assert_eq!(world.try_once(&delivery, 3, 200, State::Delivered { at: due }).await, RecordedAs::MovedOn, "it has ended");
+    let attempts = world.store.attempts(delivery.id).await.unwrap();
+    assert_eq!(attempts.iter().map(|attempt| attempt.number).collect::<Vec<_>>(), [1, 2]);
+    let expected = world.attempt(1, 503);
+    let first = &attempts[0];
+    assert_eq!(
+        (first.outcome, first.response_time, first.timings, first.timeout, &first.preview, &first.error),
+        (
+            Outcome::Answered { status: 503, retry_after: None },
+            expected.response_time,
+            expected.timings,
+            expected.timeout,
+            &expected.preview,
+            &None
+        )
+    );
+    assert!(world.waiting(delivery.endpoint).await.is_empty(), "nothing waits");
+}
+
+async fn what_ends_without_an_attempt_ends_once(world: World) {
+    world.endpoint("acme").await;
+    let at = world.store.now();
+    let dead = State::Dead { at, reason: DeadReason::Expired };
+    let cancelled = State::Cancelled { at, reason: CancelReason::Requested };
+    let delivery = world.delivery("acme").await;
+    let record = |state| world.record(&delivery, Recorded::Moved { seq: delivery.seq, state });
+    let sooner = State::Waiting { due: later(at, 1) };
+    assert_eq!(world.store.record(vec![record(sooner)]).await.unwrap(), [RecordedAs::Done], "made due at another time");
+    assert_eq!(world.row(&delivery).await.state, sooner);
+    assert_eq!(world.store.record(vec![record(dead)]).await.unwrap(), [RecordedAs::Done]);
+    assert_eq!(world.store.record(vec![record(cancelled)]).await.unwrap(), [RecordedAs::MovedOn]);
+    let row = world.row(&delivery).await;
+    assert_eq!((row.state, row.attempts), (dead, 0));
+}
+
+async fn a_record_under_an_old_epoch_changes_nothing_and_harms_nobody_else(world: World) {
+    world.endpoint("acme").await;
+    let (old, present) = (world.delivery("acme").await, world.delivery("acme").await);
+    let state = State::Delivered { at: world.store.now() };
+    let record = |delivery: &DeliveryRow, epoch| Record {
+        epoch,
+        ..world.record(delivery, Recorded::Attempt { seq: delivery.seq, attempt: world.attempt(1, 200), state })
+    };
+    let records = vec![record(&old, world.epoch - 1), record(&present, world.epoch), record(&old, world.epoch + 1)];
+    let answers = world.store.record(records).await.unwrap();
+    assert_eq!(answers, [RecordedAs::NotOwner, RecordedAs::Done, RecordedAs::NotOwner]);
+    assert!(matches!(world.row(&old).await.state, State::Waiting { .. }));
+    assert_eq!(world.store.attempts(old.id).await.unwrap(), []);
+    assert_eq!(world.row(&present).await.state, state);
+}
+
+async fn a_record_for_a_delivery_that_is_not_there_changes_nothing(world: World) {
+    world.endpoint("acme").await;
+    let delivery = world.delivery("acme").await;
+    let nowhere = DeliveryRow { seq: 123_456_789, ..delivery };
+    let state = State::Delivered { at: world.store.now() };
+    assert_eq!(world.try_once(&nowhere, 1, 200, state).await, RecordedAs::MovedOn);
+}
+
+async fn windows_hold_each_queue_in_its_own_order(world: World) {
+    let endpoint = world.endpoint("acme").await;
+    let now = world.store.now();
+    // Published in another order than they happened.
+    let mut fresh = Vec::new();
+    for seconds_ago in [10u64, 30, 20] {
+        let timestamp = now - Duration::from_secs(seconds_ago);
+        fresh.push(world.delivery_of(Event { timestamp, ..world.event("acme", "order.paid") }).await.seq);
+    }
+    let mut waiting = Vec::new();
+    for seconds in [300u64, 100, 200] {
+        let timing = Timing::new(now, Some(later(now, seconds)), None).unwrap();
+        waiting.push(world.delivery_of(Event { timing, ..world.event("acme", "order.paid") }).await.seq);
+    }
+    let failed = world.delivery("acme").await;
+    world.try_once(&failed, 1, 500, State::Waiting { due: later(now, 150) }).await;
+    let seqs = |rows: WindowRows| rows.rows.into_iter().map(|row| row.seq).collect::<Vec<_>>();
+    let read = world.window(endpoint.id, Want::Fresh(Class::Exempt), 10).await;
+    assert!(!read.more && read.seen >= failed.seq);
+    assert_eq!(seqs(read), [fresh[1], fresh[2], fresh[0]], "the oldest first");
+    let read = world.window(endpoint.id, Want::Fresh(Class::Exempt), 2).await;
+    assert!(read.more);
+    assert_eq!(seqs(read), [fresh[1], fresh[2]]);
+    let read = world.window(endpoint.id, Want::Later(Class::Exempt), 10).await;
+    assert_eq!(read.rows[1].attempts, 1);
+    assert_eq!(seqs(read), [waiting[1], failed.seq, waiting[2], waiting[0]], "whoever is due first");
+    assert!(seqs(world.window(endpoint.id, Want::Fresh(Class::Rest), 10).await).is_empty());
+    let exact = world.window(endpoint.id, Want::Later(Class::Exempt), 4).await;
+    assert!(!exact.more, "just as many as were asked for");
+}
+
+async fn only_the_head_of_a_key_is_read(world: World) {
+    let endpoint = world.endpoint("acme").await;
+    let mut rows = Vec::new();
+    for name in ["b", "a", "b", "c", "a"] {
+        rows.push(world.delivery_of(Event { ordering_key: key(name), ..world.event("acme", "order.paid") }).await);
+    }
+    let heads = |rows: WindowRows| rows.rows.into_iter().map(|row| row.seq).collect::<Vec<_>>();
+    let all = Want::Heads { after: None };
+    assert_eq!(heads(world.window(endpoint.id, all.clone(), 10).await), [rows[1].seq, rows[0].seq, rows[3].seq]);
+    let cut = world.window(endpoint.id, all.clone(), 2).await;
+    assert!(cut.more);
+    assert_eq!(heads(cut), [rows[1].seq, rows[0].seq]);
+    assert_eq!(heads(world.window(endpoint.id, Want::Heads { after: key("b") }, 10).await), [rows[3].seq]);
+    assert_eq!(heads(world.window(endpoint.id, Want::Head(key("b").unwrap()), 10).await), [rows[0].seq]);
+    assert!(heads(world.window(endpoint.id, Want::Head(key("z").unwrap()), 10).await).is_empty());
+    // A retry keeps its place.
+    world.try_once(&rows[0], 1, 500, State::Waiting { due: later(world.store.now(), 3600) }).await;
+    assert_eq!(heads(world.window(endpoint.id, Want::Head(key("b").unwrap()), 10).await), [rows[0].seq]);
+    world.try_once(&rows[0], 2, 200, State::Delivered { at: world.store.now() }).await;
+    assert_eq!(heads(world.window(endpoint.id, Want::Head(key("b").unwrap()), 10).await), [rows[2].seq]);
+}
+
+async fn endpoints_with_work_are_found(world: World) {
+    let mut expected = Vec::new();
+    for (of, with_key) in [("acme", false), ("globex", true), ("initech", false)] {
+        let endpoint = world.endpoint(of).await;
+        let ordering_key = if with_key { key("k") } else { None };
+        world.delivery_of(Event { ordering_key, ..world.event(of, "order.paid") }).await;
+        expected.push(endpoint.id);
+    }
+    world.endpoint("idle").await;
+    let done = world.endpoint("done").await;
+    let delivery = world.delivery("done").await;
+    world.deliver(&delivery).await;
+    assert_eq!(delivery.endpoint, done.id);
+    expected.sort_unstable();
+    assert_eq!(world.store.work(None, 10).await.unwrap(), expected);
+    assert_eq!(world.store.work(None, 2).await.unwrap(), expected[..2]);
+    assert_eq!(world.store.work(Some(expected[0]), 10).await.unwrap(), expected[1..]);
+}
+
+async fn a_sweep_names_who_was_given_something(world: World) {
+    let (first, second) = (world.endpoint("acme").await, world.endpoint("globex").await);
+    let row = world.delivery("acme").await;
+    let before = world.store.sweep(0).await.unwrap();
+    assert_eq!((before.endpoints, before.highest), (vec![first.id], row.seq));
+    world.delivery("globex").await;
+    let since = world.store.sweep(row.seq).await.unwrap();
+    assert_eq!(since.endpoints, [second.id]);
+    assert_eq!(world.store.sweep(since.highest).await.unwrap().endpoints, []);
+}
+
+async fn a_lane_is_remembered_with_its_record(world: World) {
+    let endpoint = world.endpoint("acme").await;
+    assert_eq!(world.store.lane(endpoint.id).await.unwrap(), None);
+    let delivery = world.delivery("acme").await;
+    let now = world.store.now();
+    let breaker = Breaker::Open { since: now, probe_at: later(now, 60), failures: 5 };
+    let memory = LaneMemory { breaker, held_until: Some(later(now, 9)), slow_start: Some(3), ..LaneMemory::new() };
+    let lane = Some(LaneState { memory, timeout: Adaptive::default() });
+    let recorded = Recorded::Attempt { seq: delivery.seq, attempt: world.attempt(1, 500), state: State::Waiting { due: now } };
+    let record = Record { lane: lane.clone(), ..world.record(&delivery, recorded) };
+    assert_eq!(world.store.record(vec![record.clone()]).await.unwrap(), [RecordedAs::Done]);
+    assert_eq!(world.store.lane(endpoint.id).await.unwrap(), lane);
+    let stale = Record { lane: Some(LaneState { memory: LaneMemory::new(), timeout: Adaptive::default() }), ..record };
+    assert_eq!(world.store.record(vec![stale]).await.unwrap(), [RecordedAs::MovedOn]);
+    assert_eq!(world.store.lane(endpoint.id).await.unwrap(), lane, "what was refused has changed nothing");
+    let alone = LaneState { memory: LaneMemory::new(), timeout: Adaptive::default() };
+    let record = Record { lane: Some(alone.clone()), ..world.record(&delivery, Recorded::Nothing) };
+    assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordedAs::Done]);
+    assert_eq!(world.store.lane(endpoint.id).await.unwrap(), Some(alone));
+}
+
+async fn a_410_disables_with_the_attempt_that_said_so(world: World) {
+    let endpoint = world.endpoint("acme").await;
+    let delivery = world.delivery("acme").await;
+    let number = world.store.configuration_number().await.unwrap();
+    let state = State::Dead { at: world.store.now(), reason: DeadReason::EndpointGone };
+    let recorded = Recorded::Attempt { seq: delivery.seq, attempt: world.attempt(1, 410), state };
+    let record = Record { disables_endpoint: true, ..world.record(&delivery, recorded) };
+    assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordedAs::Done]);
+    assert_eq!(world.store.endpoint(endpoint.id).await.unwrap().unwrap().endpoint.status, Status::Disabled);
+    assert!(world.store.configuration_number().await.unwrap() > number, "others hear of it");
+    assert_eq!(world.publish(world.event("acme", "order.paid")).await, Published::Made { deliveries: 0 });
+}
+
+async fn many_records_of_one_call_are_each_judged_for_themselves(world: World) {
+    world.endpoint("acme").await;
+    let delivery = world.delivery("acme").await;
+    let now = world.store.now();
+    let attempt = |number, state| {
+        let attempt = world.attempt(number, 500);
+        world.record(&delivery, Recorded::Attempt { seq: delivery.seq, attempt, state })
+    };
+    let waiting = State::Waiting { due: now };
+    let records = vec![attempt(1, waiting), attempt(1, waiting), attempt(2, waiting), attempt(3, State::Delivered { at: now })];
+    let answers = world.store.record(records).await.unwrap();
+    assert_eq!(answers, [RecordedAs::Done, RecordedAs::MovedOn, RecordedAs::Done, RecordedAs::Done]);
+    assert_eq!(world.store.attempts(delivery.id).await.unwrap().len(), 3);
+    // And from many callers at once.
+    let mut callers = tokio::task::JoinSet::new();
+    for _ in 0..50 {
+        let delivery = world.delivery("acme").await;
+        let (store, attempt) = (Arc::clone(&world.store), world.attempt(1, 200));
+        let recorded = Recorded::Attempt { seq: delivery.seq, attempt, state: State::Delivered { at: now } };
+        let record = world.record(&delivery, recorded);
+        callers.spawn(async move { store.record(vec![record]).await.unwrap() });
+    }
+    assert!(callers.join_all().await.iter().all(|answer| answer == &[RecordedAs::Done]));
+    assert!(world.waiting(delivery.endpoint).await.is_empty());
+}
+
+async fn i39_a_damaged_payload_is_never_given_out(world: World) {
+    world.endpoint("acme").await;
+    let (whole, damaged) = (world.delivery("acme").await, world.delivery("acme").await);
+    world.tamper(&format!("UPDATE events SET data = '{{ \"amount\": 9.00 }}' WHERE id = '{}'", damaged.event));
+    let bodies = world.store.bodies(vec![whole.seq, damaged.seq]).await.unwrap();
+    assert!(bodies[0].event.is_ok());
+    assert!(matches!(bodies[1].event, Err(Error::Corrupt { .. })));
+}
+
+async fn texts_that_no_database_likes_are_kept(world: World) {
+    world.endpoint("acme").await;
+    let delivery = world.delivery("acme").await;
+    let odd = "\u{0}\r\n\t\u{7f}\u{feff}'\";-- \u{1F600}\u{202e}";
+    let attempt = Box::new(AttemptRecord { preview: Some(odd.to_owned()), error: Some(odd.to_owned()), ..*world.attempt(1, 200) });
+    let state = State::Delivered { at: world.store.now() };
+    let record = world.record(&delivery, Recorded::Attempt { seq: delivery.seq, attempt, state });
+    assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordedAs::Done]);
+    let kept = world.store.attempts(delivery.id).await.unwrap().remove(0).preview.unwrap();
+    assert_eq!(kept.replace('\u{fffd}', "\u{0}"), odd, "a NUL may have been replaced, and nothing else");
+}
