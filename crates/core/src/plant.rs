@@ -35,7 +35,7 @@ plants! {
     ProbeTooEarly "probe-too-early" "a probe goes ten seconds before its time",
     QuietHoursEndEarly "quiet-hours-end-early" "quiet hours end a minute early",
     RetriesIgnoreQuietHours "retries-ignore-quiet-hours" "only first tries are held",
-    RetryOvertakesInKey "retry-overtakes-in-key" "a key is free while its head is on its way",
+    RetryOvertakesInKey "retry-overtakes-in-key" "a key is free while its head waits for a retry",
     KeyedFromFeed "keyed-from-feed" "a keyed row is sent without asking for the head of its key",
     WindowHidesRows "window-hides-rows" "a full read is taken for all there is",
     HintLost "hint-lost" "a sweep finds rows and nobody reads them",

@@ -220,6 +220,13 @@ impl Window {
         }
         match entry.queue() {
             Queue::Keyed if plant::is(Plant::KeyedFromFeed) => self.insert_head(entry),
+            Queue::Keyed
+                if plant::is(Plant::RetryOvertakesInKey)
+                    && entry.ordering_key.as_ref().is_some_and(|key| self.heads.contains(key)) =>
+            {
+                self.known.insert(entry.delivery, ());
+                self.keyed_waiting.insert(entry.turn(), Box::new(entry));
+            }
             // Never sent from here: its head is read from the store.
             Queue::Keyed => {
                 let key = entry.ordering_key.expect("keyed");
@@ -496,11 +503,7 @@ impl Window {
         }
         if let Some(key) = &entry.ordering_key {
             self.heads.remove(key);
-            if plant::is(Plant::RetryOvertakesInKey) {
-                self.want_head(key.clone());
-            } else {
-                self.busy_keys.insert(key.clone());
-            }
+            self.busy_keys.insert(key.clone());
         }
         entry
     }

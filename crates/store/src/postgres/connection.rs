@@ -205,7 +205,7 @@ impl Connections {
         };
         match pool.get().await {
             Ok(client) => Ok(Arc::new(Connection { client: Some(client), is_usable: AtomicBool::new(false) })),
-            Err(error) => Err(no_connection(error).into()),
+            Err(error) => Err(no_connection(error)),
         }
     }
 
@@ -218,20 +218,23 @@ impl Connections {
     }
 }
 
-fn no_connection(error: PoolError) -> Error {
-    match error {
+fn no_connection(error: PoolError) -> Problem {
+    let why = match error {
         PoolError::Backend(error) => match error.code() {
             // Nothing that time would mend.
             Some(code) if code.code().starts_with("28") || *code == SqlState::INVALID_CATALOG_NAME => {
-                Error::Unusable(format!("the database refuses the connection: {}; check the URL that was given", sentence(&error)))
+                let why = sentence(&error);
+                return Error::Unusable(format!("the database refuses the connection: {why}; check the URL that was given")).into();
             }
-            Some(_) | None => Error::unavailable(sentence(&error)),
+            // One that was lost while it was made is made again.
+            Some(_) | None => return error.into(),
         },
-        PoolError::Timeout(TimeoutType::Wait) => Error::unavailable("all connections to the database are in use"),
-        PoolError::Timeout(TimeoutType::Create | TimeoutType::Recycle) => Error::unavailable("the database does not answer"),
-        PoolError::Closed => Error::unavailable("the store is closed"),
-        PoolError::NoRuntimeSpecified | PoolError::PostCreateHook(_) => Error::unavailable("the pool is not set up"),
-    }
+        PoolError::Timeout(TimeoutType::Wait) => "all connections to the database are in use",
+        PoolError::Timeout(TimeoutType::Create | TimeoutType::Recycle) => "the database does not answer",
+        PoolError::Closed => "the store is closed",
+        PoolError::NoRuntimeSpecified | PoolError::PostCreateHook(_) => "the pool is not set up",
+    };
+    Error::unavailable(why).into()
 }
 
 fn read_url(url: &str) -> Result<Config, Error> {
