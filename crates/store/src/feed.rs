@@ -73,6 +73,11 @@ impl Feeder {
         }
     }
 
+    /// Whoever listens hears that nothing more will come.
+    pub(crate) fn close(&self) {
+        *self.0.lock() = None;
+    }
+
     pub(crate) fn has_listener(&self) -> bool {
         self.0.lock().is_some()
     }

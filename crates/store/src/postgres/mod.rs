@@ -111,6 +111,7 @@ impl Postgres {
     async fn close_after_what_waits(&self) -> Result<(), Error> {
         self.0.publishing.close().await;
         self.0.recording.close().await;
+        self.0.database.feeder.close();
         self.0.database.connections.close();
         Ok(())
     }

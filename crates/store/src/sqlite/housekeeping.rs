@@ -29,6 +29,8 @@ impl Sqlite {
                 now.as_millis() - millis(limits.audit_kept),
                 &limits,
             )?;
+            // What a leaver has not recorded by now it never may.
+            connection.prepare_cached("DELETE FROM handed_over WHERE until_ms <= ?1")?.execute([now.as_millis()])?;
             swept.resealed = reseal(&store, connection, &limits)?;
             // Gives pages that are free back to the file system, a few at a time.
             connection.prepare_cached("PRAGMA incremental_vacuum(256)")?.query([])?.next()?;
@@ -62,7 +64,9 @@ impl Sqlite {
     }
 
     pub(super) async fn close(&self) -> Result<(), Error> {
-        self.0.writer.close().await
+        let closed = self.0.writer.close().await;
+        self.0.feeder.close();
+        closed
     }
 }
 
@@ -76,8 +80,8 @@ fn deleted(connection: &Connection, sql: &str, before: i64, limits: &Housekeepin
 fn sweep_deliveries(connection: &Connection, limits: &Housekeeping, now: Timestamp, swept: &mut SweptAway) -> Result<(), Error> {
     let mut tenants = connection.prepare_cached(
         "SELECT id, retention_ms, deleted_at_ms, swept_to FROM tenants t
-         WHERE EXISTS (SELECT 1 FROM deliveries d WHERE d.tenant = t.id AND d.seq > t.swept_to AND d.created_at_ms <=
-                         CASE WHEN t.deleted_at_ms IS NULL THEN ?1 - t.retention_ms ELSE ?1 END LIMIT 1)
+         WHERE (SELECT d.created_at_ms FROM deliveries d WHERE d.tenant = t.id AND d.seq > t.swept_to ORDER BY d.seq LIMIT 1)
+               <= CASE WHEN t.deleted_at_ms IS NULL THEN ?1 - t.retention_ms ELSE ?1 END
          LIMIT 20",
     )?;
     let due = row::all(tenants.query([now.as_millis()])?, |row| {
@@ -89,13 +93,12 @@ fn sweep_deliveries(connection: &Connection, limits: &Housekeeping, now: Timesta
     })?;
     for (tenant, keep_ms, is_deleted, swept_to) in due {
         let mut select = connection.prepare_cached(
-            "SELECT seq, event_seq, status, ended_at_ms, created_at_ms FROM deliveries WHERE tenant = ?1 AND seq > ?2
+            "SELECT seq, status, ended_at_ms, created_at_ms FROM deliveries WHERE tenant = ?1 AND seq > ?2
              ORDER BY seq LIMIT ?3",
         )?;
         let rows = row::all(select.query(params![tenant, swept_to, limit(limits.rows_max)])?, |row| {
             Ok(Old {
                 seq: row::column(row, "seq")?,
-                event_seq: row::column(row, "event_seq")?,
                 is_dead: row::text(row, "status")? == "dead",
                 ended_at_ms: row::column(row, "ended_at_ms")?,
                 created_at_ms: row::column(row, "created_at_ms")?,
@@ -121,7 +124,6 @@ fn sweep_deliveries(connection: &Connection, limits: &Housekeeping, now: Timesta
 
 struct Old {
     seq: i64,
-    event_seq: i64,
     is_dead: bool,
     ended_at_ms: Option<i64>,
     created_at_ms: i64,
@@ -130,7 +132,6 @@ struct Old {
 fn forget_delivery(connection: &Connection, old: &Old) -> Result<(), Error> {
     connection.prepare_cached("DELETE FROM attempts WHERE delivery_seq = ?1")?.execute([old.seq])?;
     connection.prepare_cached("DELETE FROM deliveries WHERE seq = ?1")?.execute([old.seq])?;
-    let _ = old.event_seq;
     Ok(())
 }
 
@@ -151,17 +152,28 @@ fn begin_anew(connection: &Connection, limits: &Housekeeping, now: Timestamp) ->
     Ok(())
 }
 
-/// Events that are old enough and that no delivery needs any more, the oldest first.
+/// Events that are old enough and that no delivery needs any more, the oldest of each tenant first.
 fn sweep_events(connection: &Connection, limits: &Housekeeping, now: Timestamp) -> Result<u64, Error> {
-    let mut select = connection.prepare_cached(
-        "SELECT e.seq, e.tenant, e.id FROM (SELECT seq, tenant, id, accepted_at_ms FROM events ORDER BY seq LIMIT ?2) e
-         JOIN tenants t ON t.id = e.tenant
-         WHERE e.accepted_at_ms <= ?1 - CASE WHEN t.deleted_at_ms IS NULL THEN t.retention_ms ELSE 0 END
-           AND NOT EXISTS (SELECT 1 FROM deliveries d INDEXED BY deliveries_by_event WHERE d.event_seq = e.seq)",
+    let mut tenants = connection.prepare_cached(
+        "SELECT id, CASE WHEN deleted_at_ms IS NULL THEN ?1 - retention_ms ELSE ?1 END AS before FROM tenants t
+         WHERE (SELECT e.accepted_at_ms FROM events e WHERE e.tenant = t.id ORDER BY e.seq LIMIT 1)
+               <= CASE WHEN t.deleted_at_ms IS NULL THEN ?1 - t.retention_ms ELSE ?1 END
+         LIMIT 20",
     )?;
-    let old = row::all(select.query(params![now.as_millis(), limit(limits.rows_max)])?, |row| {
-        Ok((row::column::<i64>(row, "seq")?, row::column::<String>(row, "tenant")?, row::column::<String>(row, "id")?))
+    let due = row::all(tenants.query([now.as_millis()])?, |row| {
+        Ok((row::column::<String>(row, "id")?, row::column::<i64>(row, "before")?))
     })?;
+    let mut select = connection.prepare_cached(
+        "SELECT e.seq, e.tenant, e.id FROM events e WHERE e.tenant = ?1 AND e.accepted_at_ms <= ?2
+           AND NOT EXISTS (SELECT 1 FROM deliveries d INDEXED BY deliveries_by_event WHERE d.event_seq = e.seq)
+         ORDER BY e.seq LIMIT ?3",
+    )?;
+    let mut old = Vec::new();
+    for (tenant, before) in due {
+        old.extend(row::all(select.query(params![tenant, before, limit(limits.rows_max)])?, |row| {
+            Ok((row::column::<i64>(row, "seq")?, row::column::<String>(row, "tenant")?, row::column::<String>(row, "id")?))
+        })?);
+    }
     for (seq, tenant, id) in &old {
         connection.prepare_cached("DELETE FROM events WHERE seq = ?1")?.execute([seq])?;
         connection

@@ -180,6 +180,10 @@ async fn what_was_published_comes_by_the_feed_with_its_body(world: World) {
     assert_eq!(first.event.as_ref(), &event);
     let window = world.window(endpoint.id, Want::Head(event.ordering_key.clone().unwrap()), 10).await;
     assert_eq!(window.rows, [first.entry], "the same as a read would bring");
+    world.store.close().await.unwrap();
+    assert!(feed.next().await.is_none(), "nothing more will come");
+    let late = world.store.publish(vec![new_event(world.event("acme", "order.paid"))]).await;
+    assert!(matches!(late, Err(Error::Unavailable(_))), "and nothing more is taken");
 }
 
 async fn many_callers_at_once_all_get_their_own_answers(world: World) {
