@@ -1,4 +1,5 @@
-//! SQLite under faults: processes that are killed, flushes that fail, disks that are full, files that are damaged.
+//! The stores under faults. SQLite: processes that are killed, flushes that fail, disks that are full, files that are
+//! damaged. PostgreSQL: answers that are lost, servers that hang or restart.
 //!
 //! A child of this same program writes to a store and notes in a file what was acknowledged; the parent does harm, and then
 //! looks whether everything that was noted is there.
@@ -9,4 +10,5 @@ mod child;
 mod damage;
 mod faults;
 mod kills;
+mod postgres;
 mod power;
