@@ -23,6 +23,10 @@ pub(crate) fn ensure() -> anyhow::Result<()> {
     ensure_program("python3", "python3")?;
     // The tests of the store start a server of their own, from the programs that are installed.
     ensure_package("PostgreSQL 14 or newer", "postgresql", posthaste_testpg::is_installed)?;
+    // Flushes that fail, power cuts and killed processes.
+    ensure_program("strace", "strace")?;
+    ensure_program("pkill", "procps")?;
+    ensure_package("mkfs.ext4", "e2fsprogs", || answers(Command::new("mkfs.ext4").arg("-V")))?;
     ensure_nextest()
 }
 
