@@ -164,6 +164,9 @@ pub(super) struct Connections {
     is_closed: AtomicBool,
 }
 
+/// A group joins what it was given with what it has done: five hundred rows with five hundred, which loops would square.
+const COMMITTING: &str = "-c enable_hashjoin=on";
+
 /// What a connection is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Use {
@@ -175,8 +178,10 @@ pub(super) enum Use {
 impl Connections {
     pub(super) fn new(url: &str) -> Result<Connections, Error> {
         let config = read_url(url)?;
-        let pool = |connections: usize| {
-            let manager = Manager::from_config(config.clone(), NoTls, ManagerConfig { recycling_method: RecyclingMethod::Fast });
+        let pool = |connections: usize, settings: &str| {
+            let mut config = config.clone();
+            config.options(format!("{} {settings}", config.get_options().unwrap_or_default()));
+            let manager = Manager::from_config(config, NoTls, ManagerConfig { recycling_method: RecyclingMethod::Fast });
             Pool::builder(manager)
                 .max_size(connections)
                 .wait_timeout(Some(WAIT_MAX))
@@ -187,9 +192,9 @@ impl Connections {
                 .map_err(Error::unavailable)
         };
         Ok(Connections {
-            verbs: pool(CONNECTIONS)?,
-            committing: pool(COMMITTING_CONNECTIONS)?,
-            heartbeats: pool(1)?,
+            verbs: pool(CONNECTIONS, "")?,
+            committing: pool(COMMITTING_CONNECTIONS, COMMITTING)?,
+            heartbeats: pool(1, "")?,
             is_closed: AtomicBool::new(false),
         })
     }
