@@ -67,6 +67,9 @@ plants! {
     ReplayOvertakes "replay-overtakes" "a replay goes by the age of its events, before live traffic",
     TimeoutsFallDaily "timeouts-fall-daily" "a timeout is shortened every day, not every week",
     PinIsLearned "pin-is-learned" "what was learned replaces the value that a person has chosen",
+    BlockedKeyBlocksAll "blocked-key-blocks-all" "a key whose head waits keeps other keys waiting",
+    TokensComeLate "tokens-come-late" "a lane is woken minutes after its next token",
+    SharesIgnored "shares-ignored" "one tenant may take every slot there is",
     NotFoundIsRetried "not-found-is-retried" "permanent answers are tried again",
 }
 

@@ -291,6 +291,11 @@ impl Checker {
         if node_count >= world.limits.in_flight_max as usize {
             return fail("I25", format!("{} in flight on a node", node_count + 1));
         }
+        // A tenant has at most as many as are free, times its weight: so that a newcomer always finds room.
+        let free = world.limits.in_flight_max as usize - node_count;
+        if tenant_count / tenant.config.share.weight() as usize + 1 > free {
+            return fail("I36", format!("a tenant with {tenant_count} in flight takes one more of {free} slots"));
+        }
         let retries = self.retries.entry((hit.node, hit.epoch)).or_default();
         if hit.attempt > 1 && !retries.hit(now, world.limits.retries) {
             return fail("D5", "more retries than the cap for incidents allows".to_owned());
@@ -520,12 +525,7 @@ impl Checker {
         lane.thawed_at = Some(now);
     }
 
-    /// A new owner starts with what the one before knew. What that one has still on its way it will judge for itself.
-    pub(crate) fn handed_over(&mut self, endpoint: usize, memory: LaneMemory, now: Timestamp) {
-        self.taken_over(endpoint, memory, now);
-    }
-
-    /// A new owner starts with what was written down.
+    /// A new owner starts with what was written down, or with what the one before knew.
     pub(crate) fn taken_over(&mut self, endpoint: usize, memory: LaneMemory, now: Timestamp) {
         let breaker = memory.breaker;
         let lane = self.lanes.entry(endpoint).or_default();

@@ -264,6 +264,7 @@ impl Lane {
             let ready = self.memory.bucket.ready_at(now, limit, 1);
             let is_free = plant::is(Plant::NoTokenForRetries) && self.window.get(place).attempts > 0;
             if now < ready && !is_free {
+                let ready = if plant::is(Plant::TokensComeLate) { ready + Duration::from_mins(5) } else { ready };
                 return Turn::Wait { until: Some(ready) };
             }
         }

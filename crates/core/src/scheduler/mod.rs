@@ -700,6 +700,9 @@ impl Tenant {
         if self.free() == 0 {
             return Some(None);
         }
+        if plant::is(Plant::SharesIgnored) {
+            return None;
+        }
         let needed = self.in_flight / self.config.share.weight() + 1;
         (needed > free).then_some(Some(needed))
     }

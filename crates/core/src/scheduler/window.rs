@@ -416,6 +416,9 @@ impl Window {
 
     fn insert_head(&mut self, row: Entry) {
         let key = row.ordering_key.clone().expect("a head has a key");
+        if plant::is(Plant::BlockedKeyBlocksAll) && !self.keyed_waiting.is_empty() {
+            return;
+        }
         if self.busy_keys.contains(&key) || self.heads.contains(&key) || self.is_here(&row) {
             return;
         }

@@ -154,7 +154,7 @@ impl World {
                 let until = now + DEADLINE;
                 self.left_alone.insert(delivery, until);
             }
-            self.checker.handed_over(number, endpoint.memory, now);
+            self.checker.taken_over(number, endpoint.memory, now);
         }
         self.tenants[tenant].owner = to;
         self.leave_alone(tenant, to);
