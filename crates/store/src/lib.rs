@@ -40,7 +40,7 @@ pub use configuration::{
     Audit, AuditRow, Change, Configured, EndpointQuery, Key, KeyHash, KeyScope, NewEndpoint, Refusal, SecretText, StoredEndpoint,
     StoredSecret, StoredTenant,
 };
-pub use delivering::{AttemptRecord, Body, LaneState, Record, Recorded, RecordedAs, Swept, Timings, WindowRows};
+pub use delivering::{AttemptRecord, Body, LaneState, Record, Recorded, RecordedAs, Swept, TakenUp, Timings, WindowRows};
 pub use feed::{Fed, Feed};
 pub use history::{Cursor, DeliveryQuery, DeliveryRow, EventQuery, EventRow, Page, StatusFilter};
 pub use housekeeping::{Housekeeping, Overdue, OverdueReason, SweptAway};
@@ -74,6 +74,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn configuration_number(&self) -> Answer<'_, u64>;
     /// Deleted ones too, for their history.
     fn endpoint(&self, id: EndpointId) -> Answer<'_, Option<StoredEndpoint>>;
+    /// Raised with every change of a tenant or of one of its endpoints; in the order asked, zero for one that is not there.
+    fn tenant_versions(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<u64>>;
     /// Newest first; without the deleted ones.
     fn endpoints(&self, query: EndpointQuery) -> Answer<'_, Vec<StoredEndpoint>>;
     fn tenant(&self, id: TenantId) -> Answer<'_, Option<StoredTenant>>;
@@ -104,6 +106,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn work(&self, after: Option<EndpointId>, limit: usize) -> Answer<'_, Vec<EndpointId>>;
     /// Endpoints that were given something since `after`, and the last row there is.
     fn sweep(&self, after: Seq) -> Answer<'_, Swept>;
+    /// What an owner has to know about these endpoints; in any order, deleted ones too, without those that never were.
+    fn take_up(&self, endpoints: Vec<EndpointId>) -> Answer<'_, Vec<TakenUp>>;
     /// The next rows of one of a lane's queues.
     fn window(&self, endpoint: EndpointId, want: Want, limit: usize) -> Answer<'_, WindowRows>;
     /// What these deliveries carry; in the order asked, without those that are gone.

@@ -216,7 +216,7 @@ mod verbs {
         Answer, AttemptRecord, Audit, AuditRow, Body, Change, Claimed, Configured, DeliveryQuery, DeliveryRow, EndpointQuery,
         EventQuery, EventRow, HandedOver, Housekeeping, Key, KeyHash, LaneState, NewEvent, NewReplay, NodeId, Overdue, Page,
         Partition, Published, Record, RecordedAs, Refusal, ReplayFilter, ReplayRow, Store, StoredEndpoint, StoredTenant, Swept,
-        SweptAway, WindowRows,
+        SweptAway, TakenUp, WindowRows,
     };
 
     impl Store for Postgres {
@@ -252,6 +252,7 @@ mod verbs {
             configure(change: Change, audit: Audit) -> Result<Configured, Refusal>;
             configuration_number() -> u64;
             endpoint(id: EndpointId) -> Option<StoredEndpoint>;
+            tenant_versions(tenants: Vec<TenantId>) -> Vec<u64>;
             endpoints(query: EndpointQuery) -> Vec<StoredEndpoint>;
             tenant(id: TenantId) -> Option<StoredTenant>;
             tenants(after: Option<TenantId>, limit: usize) -> Vec<StoredTenant>;
@@ -262,6 +263,7 @@ mod verbs {
             audit(tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> Vec<AuditRow>;
             work(after: Option<EndpointId>, limit: usize) -> Vec<EndpointId>;
             sweep(after: Seq) -> Swept;
+            take_up(endpoints: Vec<EndpointId>) -> Vec<TakenUp>;
             window(endpoint: EndpointId, want: Want, limit: usize) -> WindowRows;
             bodies(deliveries: Vec<Seq>) -> Vec<Body>;
             lane(endpoint: EndpointId) -> Option<LaneState>;
