@@ -172,7 +172,7 @@ impl Engine {
                         partition: endpoint.partition,
                         epoch,
                         endpoint: endpoint.endpoint.id,
-                        recorded: Recorded::Moved { seq: entry.seq, state },
+                        recorded: Recorded::Moved { seq: entry.seq, state, audit: None },
                         lane: None,
                         disables_endpoint: false,
                     };

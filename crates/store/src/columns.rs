@@ -57,8 +57,7 @@ pub(crate) fn digest(data: &str) -> [u8; 32] {
 }
 
 /// A payload, if it is what was published.
-pub(crate) fn checked_data(data: Option<&str>, stored_digest: &[u8]) -> Result<Data, Error> {
-    let data = data.ok_or(Error::Corrupt { what: "payload, which was erased," })?;
+pub(crate) fn checked_data(data: &str, stored_digest: &[u8]) -> Result<Data, Error> {
     if digest(data) != stored_digest {
         return Err(Error::Corrupt { what: "payload" });
     }

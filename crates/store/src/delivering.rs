@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use posthaste_core::bucket::Bucket;
 use posthaste_core::delivery::{Outcome, State};
 use posthaste_core::event::Event;
 use posthaste_core::id::{AttemptId, DeliveryId, EndpointId};
@@ -9,7 +10,7 @@ use posthaste_core::scheduler::{Entry, LaneMemory, Seq};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Adaptive;
 
-use crate::{Epoch, Error, Partition, StoredEndpoint, StoredTenant};
+use crate::{Audit, Epoch, Error, Partition, StoredEndpoint, StoredTenant};
 
 /// Everything that an owner has to know about an endpoint before it can send there.
 #[derive(Clone, PartialEq, Debug)]
@@ -41,8 +42,19 @@ pub struct Swept {
 pub struct Body {
     pub seq: Seq,
     pub delivery: DeliveryId,
-    /// `Err` where what is stored is not what was published, or was erased: it is never sent.
-    pub event: Result<Event, Error>,
+    /// `Err` where there is nothing that may be sent.
+    pub event: Result<Event, BodyError>,
+}
+
+/// Why a delivery cannot be sent.
+#[derive(Debug, thiserror::Error)]
+pub enum BodyError {
+    /// Somebody has asked for it.
+    #[error("its payload was erased")]
+    Erased,
+    /// What is stored is not what was published.
+    #[error(transparent)]
+    Corrupt(#[from] Error),
 }
 
 /// What happened to one delivery, to be remembered.
@@ -62,8 +74,8 @@ pub struct Record {
 pub enum Recorded {
     /// One finished attempt, and the state that it has led to.
     Attempt { seq: Seq, attempt: Box<AttemptRecord>, state: State },
-    /// Ended, or made due at another time, without an attempt.
-    Moved { seq: Seq, state: State },
+    /// Ended, or made due at another time, without an attempt; and who wanted that, if it was a person.
+    Moved { seq: Seq, state: State, audit: Option<Box<Audit>> },
     /// Nothing but the lane.
     Nothing,
 }
@@ -107,4 +119,21 @@ pub struct Timings {
 pub struct LaneState {
     pub memory: LaneMemory,
     pub timeout: Adaptive,
+}
+
+/// What an owner shows of a lane, for whoever is asked why something waits.
+#[derive(Clone, PartialEq, Debug)]
+pub struct LaneShown {
+    pub endpoint: EndpointId,
+    /// When it was so.
+    pub at: Timestamp,
+    pub memory: LaneMemory,
+    pub timeout: Adaptive,
+    /// Of the tenant that it belongs to, if that is limited.
+    pub tenant_bucket: Option<Bucket>,
+    /// Retries are held until then.
+    pub retries_from: Option<Timestamp>,
+    /// Another request may be started.
+    pub has_slot: bool,
+    pub in_flight: Vec<DeliveryId>,
 }

@@ -21,7 +21,7 @@ use posthaste_core::endpoint::{
 use posthaste_core::event::{EventType, TypePatterns};
 use posthaste_core::filter::Filter;
 use posthaste_core::health::{FailingRun, Health, Told, Warning};
-use posthaste_core::id::{EndpointId, EndpointUid, TenantId};
+use posthaste_core::id::{DeliveryId, EndpointId, EndpointUid, TenantId};
 use posthaste_core::quiet_hours::{Days, Maintenance, QuietHours, TimeOfDay, Window};
 use posthaste_core::retry::{Jitter, RetryPolicy, Strategy};
 use posthaste_core::scheduler::LaneMemory;
@@ -32,7 +32,7 @@ use posthaste_core::timeout::{Adaptive, Descent, Learned, Mode, Pinned, Tally};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
+use crate::{Error, LaneShown};
 
 /// What is known of an endpoint beside its document.
 #[derive(Clone, Debug)]
@@ -165,29 +165,39 @@ pub(crate) fn read_catalogue_entry(name: EventType, text: &str) -> Result<Entry,
 
 /// What a lane has counted, and the timeout that was learned for it.
 pub(crate) fn lane(memory: &LaneMemory, timeout: &Adaptive) -> String {
-    write(&LaneDocument {
-        breaker: BreakerDocument::of(memory.breaker),
-        bucket_full_at_ns: memory.bucket.as_nanos(),
-        failing: memory.health.run().map(FailingDocument::of),
-        held_until_ms: memory.held_until.map(Timestamp::as_millis),
-        slow_start: memory.slow_start,
-        learned_timeout: timeout.learned().map(LearnedDocument::of),
-        descent: DescentDocument::of(timeout.descent()),
-    })
+    write(&LaneDocument::of(memory, timeout))
 }
 
 pub(crate) fn read_lane(text: &str) -> Result<(LaneMemory, Adaptive), Error> {
+    let read = || parse::<LaneDocument>(text)?.read();
+    read().map_err(|Unreadable| Error::Corrupt { what: "lane" })
+}
+
+/// All that an owner shows of a lane but its endpoint and the time.
+pub(crate) fn shown_lane(lane: &LaneShown) -> String {
+    write(&ShownLaneDocument {
+        lane: LaneDocument::of(&lane.memory, &lane.timeout),
+        tenant_bucket_full_at_ns: lane.tenant_bucket.map(Bucket::as_nanos),
+        retries_from_ms: lane.retries_from.map(Timestamp::as_millis),
+        has_slot: lane.has_slot,
+        in_flight: lane.in_flight.iter().map(ToString::to_string).collect(),
+    })
+}
+
+pub(crate) fn read_shown_lane(endpoint: EndpointId, at: Timestamp, text: &str) -> Result<LaneShown, Error> {
     let read = || {
-        let document: LaneDocument = parse(text)?;
-        let memory = LaneMemory {
-            breaker: document.breaker.read(),
-            bucket: Bucket::from_nanos(document.bucket_full_at_ns),
-            health: Health::stored(document.failing.map(FailingDocument::read)),
-            held_until: document.held_until_ms.map(Timestamp::from_millis),
-            slow_start: document.slow_start,
-        };
-        let timeout = Adaptive::stored(document.learned_timeout.map(LearnedDocument::read), document.descent.read());
-        Ok((memory, timeout.ok_or(Unreadable)?))
+        let document: ShownLaneDocument = parse(text)?;
+        let (memory, timeout) = document.lane.read()?;
+        Ok(LaneShown {
+            endpoint,
+            at,
+            memory,
+            timeout,
+            tenant_bucket: document.tenant_bucket_full_at_ns.map(Bucket::from_nanos),
+            retries_from: document.retries_from_ms.map(Timestamp::from_millis),
+            has_slot: document.has_slot,
+            in_flight: document.in_flight.iter().map(|id| DeliveryId::parse(id)).collect::<Result<_, _>>()?,
+        })
     };
     read().map_err(|Unreadable| Error::Corrupt { what: "lane" })
 }
@@ -667,6 +677,44 @@ struct LaneDocument {
     learned_timeout: Option<LearnedDocument>,
     #[serde(default)]
     descent: DescentDocument,
+}
+
+impl LaneDocument {
+    fn of(memory: &LaneMemory, timeout: &Adaptive) -> LaneDocument {
+        LaneDocument {
+            breaker: BreakerDocument::of(memory.breaker),
+            bucket_full_at_ns: memory.bucket.as_nanos(),
+            failing: memory.health.run().map(FailingDocument::of),
+            held_until_ms: memory.held_until.map(Timestamp::as_millis),
+            slow_start: memory.slow_start,
+            learned_timeout: timeout.learned().map(LearnedDocument::of),
+            descent: DescentDocument::of(timeout.descent()),
+        }
+    }
+
+    fn read(self) -> Result<(LaneMemory, Adaptive), Unreadable> {
+        let memory = LaneMemory {
+            breaker: self.breaker.read(),
+            bucket: Bucket::from_nanos(self.bucket_full_at_ns),
+            health: Health::stored(self.failing.map(FailingDocument::read)),
+            held_until: self.held_until_ms.map(Timestamp::from_millis),
+            slow_start: self.slow_start,
+        };
+        let timeout = Adaptive::stored(self.learned_timeout.map(LearnedDocument::read), self.descent.read());
+        Ok((memory, timeout.ok_or(Unreadable)?))
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct ShownLaneDocument {
+    lane: LaneDocument,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tenant_bucket_full_at_ns: Option<i64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    retries_from_ms: Option<i64>,
+    has_slot: bool,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    in_flight: Vec<String>,
 }
 
 #[derive(Serialize, Deserialize)]

@@ -25,6 +25,8 @@ pub struct DeliveryRow {
     pub state: State,
     pub attempts: u32,
     pub ordering_key: Option<OrderingKey>,
+    /// Nothing older with its key and endpoint is unfinished; true without a key.
+    pub is_head_of_key: bool,
     pub timestamp: Timestamp,
     /// Its due time was set by a failure or by `deliver_at`.
     pub is_later: bool,

@@ -14,6 +14,9 @@ pub struct Housekeeping {
     pub audit_kept: Duration,
 }
 
+/// How many times as many minutes go in one step.
+pub(crate) const MINUTES_FACTOR: usize = 10;
+
 impl Default for Housekeeping {
     fn default() -> Housekeeping {
         Housekeeping { rows_max: 500, dead_letters_kept: Duration::from_hours(30 * 24), audit_kept: Duration::from_hours(365 * 24) }
@@ -27,6 +30,7 @@ pub struct SweptAway {
     pub events: u64,
     pub idempotency_keys: u64,
     pub audit: u64,
+    pub minutes: u64,
     /// Secrets sealed anew under the present master key.
     pub resealed: u64,
 }

@@ -9,6 +9,8 @@
 mod clock;
 mod cluster;
 mod columns;
+mod command_document;
+mod commands;
 mod configuration;
 mod delivering;
 mod document;
@@ -24,6 +26,7 @@ mod routing;
 mod sealed;
 mod secrets;
 mod sqlite;
+mod statistics;
 
 use std::fmt;
 use std::future::Future;
@@ -36,11 +39,14 @@ use posthaste_core::scheduler::{Seq, Want};
 use posthaste_core::time::Timestamp;
 
 pub use cluster::{Claimed, Epoch, HandedOver, LEASE, LeaveAlone, NodeId, PARTITIONS, Partition, partition_of};
+pub use commands::{Asked, COMMAND_MAX, Command, Commanded, Commands};
 pub use configuration::{
     Audit, AuditRow, Change, Configured, EndpointQuery, Key, KeyHash, KeyScope, NewEndpoint, Refusal, SecretText, StoredEndpoint,
     StoredSecret, StoredTenant,
 };
-pub use delivering::{AttemptRecord, Body, LaneState, Record, Recorded, RecordedAs, Swept, TakenUp, Timings, WindowRows};
+pub use delivering::{
+    AttemptRecord, Body, BodyError, LaneShown, LaneState, Record, Recorded, RecordedAs, Swept, TakenUp, Timings, WindowRows,
+};
 pub use feed::{Fed, Feed};
 pub use history::{Cursor, DeliveryQuery, DeliveryRow, EventQuery, EventRow, Page, StatusFilter};
 pub use housekeeping::{Housekeeping, Overdue, OverdueReason, SweptAway};
@@ -50,6 +56,7 @@ pub use publishing::{NewEvent, Published};
 pub use replays::{NewReplay, ReplayFilter, ReplayRow, ReplayState};
 pub use sealed::{Keyring, MasterKey, MasterKeyError};
 pub use sqlite::Sqlite;
+pub use statistics::{Counts, MINUTES_KEPT, Minute, StatisticsQuery, StatisticsStep};
 
 /// What a verb will answer.
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
@@ -122,6 +129,24 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Answers where to go on.
     fn restamp(&self, endpoint: EndpointId, after: Seq, limit: usize) -> Answer<'_, Option<Seq>>;
 
+    /// Asks the owner of a partition to do something, and waits at most [`COMMAND_MAX`] for its answer; then nothing was done
+    /// (`Unavailable`), or it was taken and whether it was done is not known (`Unknown`).
+    fn command(&self, partition: Partition, command: Command) -> Answer<'_, Commanded>;
+    /// What this node is asked to do, as owner of its partitions. Whoever listens last is the one who is asked.
+    fn commands(&self, node: NodeId) -> Commands;
+    /// What an owner shows of its lanes, so that any node can explain a hold. Replaces what was shown of them, unless that is
+    /// younger.
+    fn show_lanes(&self, lanes: Vec<LaneShown>) -> Answer<'_, ()>;
+    /// What owners have shown of these, in no order; without those of which nothing was.
+    fn lanes_shown(&self, endpoints: Vec<EndpointId>) -> Answer<'_, Vec<LaneShown>>;
+
+    // Statistics.
+
+    /// Adds to the counts of endpoints per minute, all or none.
+    fn count(&self, minutes: Vec<Minute>) -> Answer<'_, ()>;
+    /// Sums of them, by steps of time, the oldest first; without steps in which nothing was counted.
+    fn statistics(&self, query: StatisticsQuery) -> Answer<'_, Vec<StatisticsStep>>;
+
     // History.
 
     fn delivery(&self, id: DeliveryId) -> Answer<'_, Option<DeliveryRow>>;
@@ -157,7 +182,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     // Housekeeping.
 
     /// Takes one small step of everything that has to be forgotten: what has ended and is older than its tenant's
-    /// retention, keys that are remembered no longer, what deleted endpoints and tenants have left.
+    /// retention, keys that are remembered no longer, what deleted endpoints and tenants have left, minutes that are older
+    /// than [`MINUTES_KEPT`].
     fn sweep_away(&self, limits: Housekeeping) -> Answer<'_, SweptAway>;
     /// Deliveries that wait although they have expired, or have waited longer than retention: their owner ends them.
     fn overdue(&self, limit: usize) -> Answer<'_, Vec<Overdue>>;
@@ -188,6 +214,9 @@ pub enum Error {
     /// Nothing was written. Trying again is safe.
     #[error("the database is busy or unreachable: {0}")]
     Unavailable(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// Whoever could have said so was lost. It was written wholly or not at all.
+    #[error("whether it was written is not known: the database was lost before it answered")]
+    Unknown,
     /// More is waiting to be written than there is room for. Nothing was written; try again later.
     #[error("the database cannot keep up")]
     Overloaded { retry_after: Duration },

@@ -71,7 +71,7 @@ impl Database {
     }
 }
 
-fn bytes(node: NodeId) -> Vec<u8> {
+pub(super) fn bytes(node: NodeId) -> Vec<u8> {
     node.0.to_be_bytes().to_vec()
 }
 

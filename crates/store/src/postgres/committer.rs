@@ -148,6 +148,10 @@ async fn write_or_halve<W: Writing>(writing: &W, calls: &mut [W::Call], answer: 
             Err(problem) if range.len() == 1 => answer(range.start, Err(problem.into())),
             Err(problem) => {
                 let why = match Error::from(problem) {
+                    Error::Unknown => {
+                        range.for_each(|place| answer(place, Err(Error::Unknown)));
+                        continue;
+                    }
                     Error::Unavailable(why) => why.to_string(),
                     other @ (Error::Overloaded { .. } | Error::Corrupt { .. } | Error::Unusable(_) | Error::TooNew) => {
                         other.to_string()

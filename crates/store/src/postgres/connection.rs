@@ -88,7 +88,7 @@ impl From<Problem> for Error {
                 _ if remedy_of(&error) == Remedy::PlanAgain => Error::unavailable("the configuration changes too often"),
                 _ => Error::unavailable(sentence(&error)),
             },
-            Problem::Unknown => Error::unavailable("the connection was lost, and whether it was written is not known"),
+            Problem::Unknown => Error::Unknown,
             Problem::Overtaken => Error::unavailable("others were quicker too often"),
             Problem::Store(error) => error,
         }
@@ -176,8 +176,7 @@ pub(super) enum Use {
 }
 
 impl Connections {
-    pub(super) fn new(url: &str) -> Result<Connections, Error> {
-        let config = read_url(url)?;
+    pub(super) fn new(config: &Config) -> Result<Connections, Error> {
         let pool = |connections: usize, settings: &str| {
             let mut config = config.clone();
             config.options(format!("{} {settings}", config.get_options().unwrap_or_default()));
@@ -200,7 +199,7 @@ impl Connections {
     }
 
     pub(super) async fn get(&self, purpose: Use) -> Result<Arc<Connection>, Problem> {
-        if self.is_closed.load(Ordering::Acquire) {
+        if self.are_closed() {
             return Err(Error::unavailable("the store is closed").into());
         }
         let pool = match purpose {
@@ -212,6 +211,10 @@ impl Connections {
             Ok(client) => Ok(Arc::new(Connection { client: Some(client), is_usable: AtomicBool::new(false) })),
             Err(error) => Err(no_connection(error)),
         }
+    }
+
+    pub(super) fn are_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
     }
 
     /// Later verbs hear that it is closed.
@@ -242,7 +245,7 @@ fn no_connection(error: PoolError) -> Problem {
     Error::unavailable(why).into()
 }
 
-fn read_url(url: &str) -> Result<Config, Error> {
+pub(super) fn read_url(url: &str) -> Result<Config, Error> {
     let without_tls = || {
         Error::Unusable(
             "this version of Posthaste cannot speak TLS with PostgreSQL: leave sslmode out of the database URL, and keep the \

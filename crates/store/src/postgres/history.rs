@@ -92,7 +92,7 @@ impl Database {
             let mut found = event_row(&row)?;
             let digest: [u8; 32] = row::bytes(&row, "digest")?;
             let data = row::optional_text(&row, "data")?;
-            found.data = data.map(|data| checked_data(Some(data), &digest)).transpose()?;
+            found.data = data.map(|data| checked_data(data, &digest)).transpose()?;
             for row in connection.query(COUNT_DELIVERIES, &[&row::column::<i64>(&row, "seq")?]).await? {
                 let status = row::text(&row, "status")?;
                 if let Some(place) = StatusFilter::ALL.iter().position(|filter| filter.name() == status) {
@@ -189,7 +189,11 @@ impl<T> Paging<T> {
 macro_rules! select_deliveries {
     ($rest:literal) => {
         concat!(
-            "SELECT d.*, p.url, r.id AS replay_of_id, s.id AS replayed_as_id FROM deliveries d
+            "SELECT d.*, p.url, r.id AS replay_of_id, s.id AS replayed_as_id,
+                    d.ordering_key IS NULL OR NOT EXISTS (
+                      SELECT 1 FROM deliveries o WHERE o.endpoint = d.endpoint AND o.ordering_key = d.ordering_key
+                        AND o.status = 'waiting' AND o.ordering_key IS NOT NULL AND o.seq < d.seq) AS is_head_of_key
+             FROM deliveries d
              JOIN endpoints p ON p.id = d.endpoint
              LEFT JOIN deliveries r ON r.seq = d.replay_of LEFT JOIN deliveries s ON s.seq = d.replayed_as ",
             $rest
@@ -298,6 +302,7 @@ pub(super) fn delivery(row: &Row) -> Result<DeliveryRow, Error> {
         state,
         attempts: row::count(row, "attempts")?,
         ordering_key: row::optional(row, "ordering_key", OrderingKey::parse)?,
+        is_head_of_key: row::column(row, "is_head_of_key")?,
         timestamp: row::timestamp(row, "timestamp_ms")?,
         is_later: row::column(row, "is_later")?,
         expires_at: row::optional_timestamp(row, "expires_at_ms")?,

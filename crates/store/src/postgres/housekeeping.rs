@@ -16,9 +16,10 @@ use tokio_postgres::Row;
 
 use super::connection::{Connection, Problem};
 use super::slots::{Slot, Table, class_durations, day_of, end_of, next_day, slot};
-use super::{Database, configuration, row};
+use super::{Database, commands, configuration, row};
 use crate::columns::{limit, millis, unsigned};
-use crate::{Audit, Error, Housekeeping, Overdue, OverdueReason, SweptAway, secrets};
+use crate::housekeeping::MINUTES_FACTOR;
+use crate::{Audit, Error, Housekeeping, MINUTES_KEPT, Overdue, OverdueReason, SweptAway, secrets};
 
 /// Whoever holds it keeps house, and other nodes do not: `house` in ASCII.
 const LOCK: i64 = 0x68_6f75_7365;
@@ -68,7 +69,7 @@ impl Database {
         swept.events = events.unwrap_or(0);
         let rest = self.keep_house(|connection| async move { sweep_the_rest(self, &connection, limits).await }).await?;
         let rest = rest.unwrap_or_default();
-        (swept.idempotency_keys, swept.audit, swept.resealed) = (rest.idempotency_keys, rest.audit, rest.resealed);
+        swept = SweptAway { deliveries, events: swept.events, ..rest };
         swept.events += self.drop_a_day(Table::Events).await?;
         self.drop_a_day(Table::Attempts).await?;
         self.make_tomorrow().await?;
@@ -401,7 +402,11 @@ async fn sweep_the_rest(database: &Database, connection: &Connection, limits: &H
     let resealed = reseal(database, connection, limits).await?;
     connection.execute(DELETE_COMMITS, &[&COMMITS_MAX]).await?;
     connection.execute(DELETE_HANDED_OVER, &[&now]).await?;
-    Ok(SweptAway { idempotency_keys, audit, resealed, ..SweptAway::default() })
+    connection.execute(commands::DELETE_OLD_COMMANDS, &[&rows_max]).await?;
+    let (old, minutes_max) = (now - millis(MINUTES_KEPT), limit(limits.rows_max.saturating_mul(MINUTES_FACTOR)));
+    let minutes = connection.execute(DELETE_MINUTES, &[&old, &minutes_max]).await?
+        + connection.execute(DELETE_MINUTES_OF_TENANTS, &[&old, &minutes_max]).await?;
+    Ok(SweptAway { idempotency_keys, audit, minutes, resealed, ..SweptAway::default() })
 }
 
 const DELETE_EXPIRED_KEYS: &str = "DELETE FROM idempotency_keys WHERE (tenant, kind, key) IN (
@@ -411,6 +416,12 @@ const DELETE_AUDIT: &str = "DELETE FROM audit WHERE seq IN (
 /// Whoever is still in doubt about one after an hour has given up long since.
 const DELETE_COMMITS: &str = "DELETE FROM commits WHERE id IN (SELECT id FROM commits WHERE at < clock_timestamp() - interval '1 hour' ORDER BY at LIMIT $1)";
 const DELETE_HANDED_OVER: &str = "DELETE FROM handed_over WHERE until_ms <= $1";
+
+/// There are as many of them as endpoints that were busy, every minute: so they go in larger steps than what is read by people.
+const DELETE_MINUTES: &str = "DELETE FROM minutes WHERE (endpoint, minute_ms) IN (
+       SELECT endpoint, minute_ms FROM minutes WHERE minute_ms < $1 ORDER BY minute_ms LIMIT $2)";
+const DELETE_MINUTES_OF_TENANTS: &str = "DELETE FROM minutes_of_tenants WHERE (tenant, minute_ms) IN (
+       SELECT tenant, minute_ms FROM minutes_of_tenants WHERE minute_ms < $1 ORDER BY minute_ms LIMIT $2)";
 
 /// Secrets that an earlier master key has sealed.
 async fn reseal(database: &Database, connection: &Connection, limits: &Housekeeping) -> Result<u64, Problem> {

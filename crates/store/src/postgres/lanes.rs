@@ -20,7 +20,7 @@ use crate::columns::{
     StateColumns, checked_data, class, class_code, labels, limit, millis, outcome_columns, signed, state_columns, unsigned,
 };
 use crate::routing::schedule_of;
-use crate::{AttemptRecord, Body, Error, LaneState, Record, Recorded, RecordedAs, Swept, WindowRows, document};
+use crate::{AttemptRecord, Audit, Body, BodyError, Error, LaneState, Record, Recorded, RecordedAs, Swept, WindowRows, document};
 
 /// What a record is taken to weigh while it waits.
 const RECORD_BYTES: usize = 512;
@@ -222,7 +222,8 @@ fn entry(row: &Row) -> Result<Entry, Error> {
 }
 
 /// An event with its payload, refused if that is not what was published.
-pub(super) fn event(row: &Row) -> Result<Event, Error> {
+pub(super) fn event(row: &Row) -> Result<Event, BodyError> {
+    let data = row::optional_text(row, "data")?.ok_or(BodyError::Erased)?;
     let digest: [u8; 32] = row::bytes(row, "digest")?;
     Ok(Event {
         id: row::parsed(row, "id", EventId::parse)?,
@@ -231,7 +232,7 @@ pub(super) fn event(row: &Row) -> Result<Event, Error> {
         version: row::optional(row, "version", Version::parse)?,
         timestamp: row::timestamp(row, "timestamp_ms")?,
         accepted_at: row::timestamp(row, "accepted_at_ms")?,
-        data: checked_data(row::optional_text(row, "data")?, &digest)?,
+        data: checked_data(data, &digest)?,
         labels: labels(row::text(row, "labels")?)?,
         idempotency_key: row::optional(row, "idempotency_key", IdempotencyKey::parse)?,
         ordering_key: row::optional(row, "ordering_key", OrderingKey::parse)?,
@@ -335,7 +336,8 @@ impl Database {
         };
         let (lock, record, commit) = timeout(RECORDING_MAX, prepare).await.map_err(|_| slow())??;
         let disables = |place: &usize| records[*place].disables_endpoint && !are_late;
-        let has_more_to_do = are_late || places.iter().any(disables);
+        let has_audit = |place: &usize| audit_of(records[*place]).is_some();
+        let has_more_to_do = are_late || places.iter().any(|place| disables(place) || has_audit(place));
         let mut flight = Flight::new(&connection);
         flight.begin();
         flight.query(lock, lock_parameters(records, places, are_late));
@@ -377,6 +379,9 @@ impl Database {
                 }
                 for endpoint in done.iter().filter(|place| disables(place)).map(|place| records[*place].endpoint) {
                     configuration::disable_endpoint(&connection, endpoint, self.clock_now()).await?;
+                }
+                for audit in done.iter().filter_map(|place| audit_of(records[*place])) {
+                    configuration::write_audit(&connection, audit, self.clock_now()).await?;
                 }
                 Ok::<_, Problem>(())
             };
@@ -432,7 +437,7 @@ impl Database {
             let record = records[*place];
             let is_done = match &record.recorded {
                 Recorded::Attempt { attempt, .. } => attempts.contains(&attempt.id.to_bytes()),
-                Recorded::Moved { seq, state } => {
+                Recorded::Moved { seq, state, .. } => {
                     let StateColumns { status, due_at_ms, ended_at_ms, .. } = state_columns(*state);
                     present.get(&signed(*seq)) == Some(&(status, due_at_ms, ended_at_ms))
                 }
@@ -450,6 +455,13 @@ fn attempt_of(record: &Record) -> Option<&AttemptRecord> {
     match &record.recorded {
         Recorded::Attempt { attempt, .. } => Some(attempt),
         Recorded::Moved { .. } | Recorded::Nothing => None,
+    }
+}
+
+fn audit_of(record: &Record) -> Option<&Audit> {
+    match &record.recorded {
+        Recorded::Moved { audit, .. } => audit.as_deref(),
+        Recorded::Attempt { .. } | Recorded::Nothing => None,
     }
 }
 
@@ -634,7 +646,7 @@ mod tests {
             partition: 1,
             epoch: 1,
             endpoint: EndpointId::from_bytes([1; 16]),
-            recorded: seq.map_or(Recorded::Nothing, |seq| Recorded::Moved { seq, state: State::Waiting { due: at } }),
+            recorded: seq.map_or(Recorded::Nothing, |seq| Recorded::Moved { seq, state: State::Waiting { due: at }, audit: None }),
             lane: None,
             disables_endpoint: false,
         };

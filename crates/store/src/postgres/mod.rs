@@ -2,6 +2,7 @@
 
 mod clock;
 mod cluster;
+mod commands;
 mod committer;
 mod configuration;
 mod connection;
@@ -11,12 +12,14 @@ mod housekeeping;
 mod in_flight;
 mod lanes;
 mod migrations;
+mod news;
 mod replays;
 mod routing;
 mod row;
 mod slots;
+mod statistics;
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -24,6 +27,7 @@ use posthaste_core::id::{Sequence, Unique};
 use posthaste_core::time::Timestamp;
 use tokio::sync::mpsc;
 
+use crate::commands::Queued;
 use crate::feed::{Fed, Feed, Feeder};
 use crate::routing::Routings;
 use crate::{Error, Options};
@@ -33,6 +37,7 @@ use connection::{Connection, Connections, Problem, Use};
 use events::Publishing;
 use in_flight::InFlight;
 use lanes::Recording;
+use news::News;
 use slots::Slots;
 
 /// Two commits of publishers may be in flight: while one is flushed, the next is written.
@@ -65,7 +70,11 @@ struct Database {
     options: Options,
     in_flight: Arc<InFlight>,
     slots: Slots,
-    news: mpsc::Sender<()>,
+    /// For other nodes, and from them.
+    told: mpsc::Sender<()>,
+    news: News,
+    /// Whoever was last to listen for commands.
+    listener: Mutex<Option<Weak<mpsc::Sender<Queued>>>>,
     housekeeping: housekeeping::Progress,
 }
 
@@ -73,9 +82,10 @@ impl Postgres {
     /// Connects to the database that this URL names, and makes its tables if they are not there. Refuses a server that is
     /// too old, that would lose what it has acknowledged, or that cannot be written to, and what a newer version has written.
     pub async fn connect(url: &str, options: Options) -> Result<Postgres, Error> {
-        let (news, inbox) = mpsc::channel(1);
+        let (told, inbox) = mpsc::channel(1);
+        let config = connection::read_url(url)?;
         let database = Arc::new(Database {
-            connections: Connections::new(url)?,
+            connections: Connections::new(&config)?,
             clock: DatabaseClock::new(),
             ids: Mutex::new(Sequence::default()),
             feeder: Feeder::default(),
@@ -83,7 +93,9 @@ impl Postgres {
             options,
             in_flight: Arc::new(InFlight::default()),
             slots: Slots::default(),
-            news,
+            told,
+            news: News::new(config),
+            listener: Mutex::default(),
             housekeeping: housekeeping::Progress::default(),
         });
         // Dropped unused, so that what migrations have set goes with it.
@@ -112,6 +124,8 @@ impl Postgres {
         self.0.publishing.close().await;
         self.0.recording.close().await;
         self.0.database.feeder.close();
+        self.0.database.news.close();
+        *self.0.database.listener.lock() = None;
         self.0.database.connections.close();
         Ok(())
     }
@@ -130,7 +144,7 @@ impl Database {
     fn tell(&self, fed: Vec<Fed>) {
         self.feeder.tell(fed);
         // One that is under way is enough: whoever hears of it looks for everything.
-        let _ = self.news.try_send(());
+        let _ = self.told.try_send(());
     }
 }
 
@@ -175,7 +189,7 @@ async fn check_master_key(connection: &Connection, options: &Options) -> Result<
 
 /// Outside of the transactions that it tells of, because `NOTIFY` takes a lock that would make their commits wait for each
 /// other. One that is lost is made up for by the next sweep.
-async fn tell_others(database: std::sync::Weak<Database>, mut inbox: mpsc::Receiver<()>) {
+async fn tell_others(database: Weak<Database>, mut inbox: mpsc::Receiver<()>) {
     while inbox.recv().await.is_some() {
         {
             let Some(database) = database.upgrade() else { return };
@@ -210,13 +224,13 @@ mod verbs {
     use posthaste_core::scheduler::{Seq, Want};
     use posthaste_core::time::Timestamp;
 
-    use super::{Feed, Postgres};
+    use super::{Feed, Postgres, commands};
     use crate::clock::Clock;
     use crate::{
-        Answer, AttemptRecord, Audit, AuditRow, Body, Change, Claimed, Configured, DeliveryQuery, DeliveryRow, EndpointQuery,
-        EventQuery, EventRow, HandedOver, Housekeeping, Key, KeyHash, LaneState, NewEvent, NewReplay, NodeId, Overdue, Page,
-        Partition, Published, Record, RecordedAs, Refusal, ReplayFilter, ReplayRow, Store, StoredEndpoint, StoredTenant, Swept,
-        SweptAway, TakenUp, WindowRows,
+        Answer, AttemptRecord, Audit, AuditRow, Body, Change, Claimed, Command, Commanded, Commands, Configured, DeliveryQuery,
+        DeliveryRow, EndpointQuery, EventQuery, EventRow, HandedOver, Housekeeping, Key, KeyHash, LaneShown, LaneState, Minute,
+        NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record, RecordedAs, Refusal, ReplayFilter, ReplayRow,
+        StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredTenant, Swept, SweptAway, TakenUp, WindowRows,
     };
 
     impl Store for Postgres {
@@ -234,6 +248,10 @@ mod verbs {
 
         fn feed(&self) -> Feed {
             self.0.database.feeder.subscribe()
+        }
+
+        fn commands(&self, node: NodeId) -> Commands {
+            commands::listen(&self.0.database, node)
         }
 
         fn publish(&self, events: Vec<NewEvent>) -> Answer<'_, Vec<Published>> {
@@ -267,6 +285,11 @@ mod verbs {
             window(endpoint: EndpointId, want: Want, limit: usize) -> WindowRows;
             bodies(deliveries: Vec<Seq>) -> Vec<Body>;
             lane(endpoint: EndpointId) -> Option<LaneState>;
+            command(partition: Partition, command: Command) -> Commanded;
+            show_lanes(lanes: Vec<LaneShown>) -> ();
+            lanes_shown(endpoints: Vec<EndpointId>) -> Vec<LaneShown>;
+            count(minutes: Vec<Minute>) -> ();
+            statistics(query: StatisticsQuery) -> Vec<StatisticsStep>;
             restamp(endpoint: EndpointId, after: Seq, limit: usize) -> Option<Seq>;
             delivery(id: DeliveryId) -> Option<DeliveryRow>;
             deliveries(query: DeliveryQuery) -> Page<DeliveryRow>;

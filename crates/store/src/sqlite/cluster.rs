@@ -6,7 +6,7 @@ use rusqlite::params;
 
 use super::{SMALL, Sqlite, row};
 use crate::columns::{signed, unsigned};
-use crate::{Claimed, Error, HandedOver, LeaveAlone, NodeId, PARTITIONS, Partition, Refusal};
+use crate::{Claimed, Command, Commanded, Error, HandedOver, LaneShown, LeaveAlone, NodeId, PARTITIONS, Partition, Refusal};
 
 impl Sqlite {
     pub(super) fn set_node(&self, node: NodeId) {
@@ -56,6 +56,25 @@ impl Sqlite {
             Ok(())
         })
         .await
+    }
+
+    /// In memory: the owner is this process, and whoever else may ask is too.
+    pub(super) async fn command(&self, partition: Partition, command: Command) -> Result<Commanded, Error> {
+        self.0.commander.ask(partition, command).await
+    }
+
+    pub(super) fn keep_shown(&self, lanes: Vec<LaneShown>) {
+        let mut shown = self.0.lanes_shown.lock();
+        for lane in lanes {
+            if shown.get(&lane.endpoint).is_none_or(|before| before.at <= lane.at) {
+                shown.insert(lane.endpoint, lane);
+            }
+        }
+    }
+
+    pub(super) fn shown(&self, endpoints: &[EndpointId]) -> Vec<LaneShown> {
+        let shown = self.0.lanes_shown.lock();
+        endpoints.iter().filter_map(|endpoint| shown.get(endpoint).cloned()).collect()
     }
 
     pub(super) fn knows(&self, node: NodeId) -> Result<(), Refusal> {

@@ -69,7 +69,7 @@ pub(super) fn open(data_dir: &Path, options: &Options) -> Result<Opened, Error> 
     let check = |error: Error| match error {
         Error::Unavailable(cause) => damaged(data_dir, &cause.to_string()),
         Error::Corrupt { what } => damaged(data_dir, &format!("its {what} is not readable")),
-        other @ (Error::Overloaded { .. } | Error::Unusable(_) | Error::TooNew) => other,
+        other @ (Error::Unknown | Error::Overloaded { .. } | Error::Unusable(_) | Error::TooNew) => other,
     };
     let mut connection = connect(&path).map_err(check)?;
     if !is_empty {

@@ -86,7 +86,7 @@ impl Sqlite {
                 let mut found = event_row(row)?;
                 let digest: [u8; 32] = row::column(row, "digest")?;
                 let data = row::optional_text(row, "data")?;
-                found.data = data.map(|data| checked_data(Some(data), &digest)).transpose()?;
+                found.data = data.map(|data| checked_data(data, &digest)).transpose()?;
                 Ok((row::column::<i64>(row, "seq")?, found))
             })?;
             let Some((seq, mut found)) = found else { return Ok(None) };
@@ -134,7 +134,12 @@ impl Sqlite {
     }
 }
 
-pub(super) const SELECT: &str = "SELECT d.*, p.url, r.id AS replay_of_id, s.id AS replayed_as_id FROM deliveries d
+pub(super) const SELECT: &str = "SELECT d.*, p.url, r.id AS replay_of_id, s.id AS replayed_as_id,
+                                   d.ordering_key IS NULL OR NOT EXISTS (
+                                     SELECT 1 FROM deliveries o INDEXED BY deliveries_keyed
+                                     WHERE o.endpoint = d.endpoint AND o.ordering_key = d.ordering_key AND o.status = 'waiting'
+                                       AND o.ordering_key IS NOT NULL AND o.seq < d.seq) AS is_head_of_key
+                                 FROM deliveries d
                                  JOIN endpoints p ON p.id = d.endpoint
                                  LEFT JOIN deliveries r ON r.seq = d.replay_of LEFT JOIN deliveries s ON s.seq = d.replayed_as";
 
@@ -198,6 +203,7 @@ pub(super) fn delivery(row: &Row<'_>) -> Result<DeliveryRow, Error> {
         state,
         attempts: row::column(row, "attempts")?,
         ordering_key: row::optional(row, "ordering_key", OrderingKey::parse)?,
+        is_head_of_key: row::column(row, "is_head_of_key")?,
         timestamp: row::timestamp(row, "timestamp_ms")?,
         is_later: row::column(row, "is_later")?,
         expires_at: row::optional_timestamp(row, "expires_at_ms")?,

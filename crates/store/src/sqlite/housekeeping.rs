@@ -6,7 +6,8 @@ use rusqlite::{Connection, params};
 
 use super::{SMALL, Sqlite, configuration, lanes, row};
 use crate::columns::{limit, millis, unsigned};
-use crate::{Audit, Error, Housekeeping, Overdue, OverdueReason, SweptAway, secrets};
+use crate::housekeeping::MINUTES_FACTOR;
+use crate::{Audit, Error, Housekeeping, MINUTES_KEPT, Overdue, OverdueReason, SweptAway, secrets};
 
 impl Sqlite {
     pub(super) async fn sweep_away(&self, limits: Housekeeping) -> Result<SweptAway, Error> {
@@ -29,6 +30,7 @@ impl Sqlite {
                 now.as_millis() - millis(limits.audit_kept),
                 &limits,
             )?;
+            swept.minutes = sweep_minutes(connection, &limits, now)?;
             // What a leaver has not recorded by now it never may.
             connection.prepare_cached("DELETE FROM handed_over WHERE until_ms <= ?1")?.execute([now.as_millis()])?;
             swept.resealed = reseal(&store, connection, &limits)?;
@@ -66,6 +68,7 @@ impl Sqlite {
     pub(super) async fn close(&self) -> Result<(), Error> {
         let closed = self.0.writer.close().await;
         self.0.feeder.close();
+        self.0.commander.close();
         closed
     }
 }
@@ -73,6 +76,24 @@ impl Sqlite {
 fn deleted(connection: &Connection, sql: &str, before: i64, limits: &Housekeeping) -> Result<u64, Error> {
     let rows = connection.prepare_cached(sql)?.execute(params![before, limit(limits.rows_max)])?;
     Ok(rows as u64)
+}
+
+/// There are as many of them as endpoints that were busy, every minute: so they go in larger steps than what is read by people.
+fn sweep_minutes(connection: &Connection, limits: &Housekeeping, now: Timestamp) -> Result<u64, Error> {
+    let (before, rows_max) = (now.as_millis() - millis(MINUTES_KEPT), limit(limits.rows_max.saturating_mul(MINUTES_FACTOR)));
+    let of_endpoints = connection
+        .prepare_cached(
+            "DELETE FROM minutes WHERE (endpoint, minute_ms) IN (
+               SELECT endpoint, minute_ms FROM minutes WHERE minute_ms < ?1 ORDER BY minute_ms LIMIT ?2)",
+        )?
+        .execute(params![before, rows_max])?;
+    let of_tenants = connection
+        .prepare_cached(
+            "DELETE FROM minutes_of_tenants WHERE (tenant, minute_ms) IN (
+               SELECT tenant, minute_ms FROM minutes_of_tenants WHERE minute_ms < ?1 ORDER BY minute_ms LIMIT ?2)",
+        )?
+        .execute(params![before, rows_max])?;
+    Ok((of_endpoints + of_tenants) as u64)
 }
 
 /// Goes through each tenant's deliveries from the oldest on, and remembers how far it has come. What still waits stays

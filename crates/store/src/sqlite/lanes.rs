@@ -12,7 +12,7 @@ use super::writer::State;
 use super::{SMALL, Sqlite, configuration, row};
 use crate::columns::{checked_data, class, class_code, labels, limit, millis, outcome_columns, signed, state_columns, unsigned};
 use crate::routing::schedule_of;
-use crate::{AttemptRecord, Body, Error, LaneState, Record, Recorded, RecordedAs, Swept, WindowRows, document};
+use crate::{AttemptRecord, Body, BodyError, Error, LaneState, Record, Recorded, RecordedAs, Swept, WindowRows, document};
 
 impl Sqlite {
     /// A skip scan over each of the three queues: as many steps as there are endpoints with work.
@@ -181,7 +181,8 @@ fn entry(row: &Row<'_>) -> Result<Entry, Error> {
 }
 
 /// An event with its payload, refused if that is not what was published.
-pub(super) fn event(row: &Row<'_>) -> Result<Event, Error> {
+pub(super) fn event(row: &Row<'_>) -> Result<Event, BodyError> {
+    let data = row::optional_text(row, "data")?.ok_or(BodyError::Erased)?;
     let digest: [u8; 32] = row::column(row, "digest")?;
     Ok(Event {
         id: row::parsed(row, "id", EventId::parse)?,
@@ -190,7 +191,7 @@ pub(super) fn event(row: &Row<'_>) -> Result<Event, Error> {
         version: row::optional(row, "version", Version::parse)?,
         timestamp: row::timestamp(row, "timestamp_ms")?,
         accepted_at: row::timestamp(row, "accepted_at_ms")?,
-        data: checked_data(row::optional_text(row, "data")?, &digest)?,
+        data: checked_data(data, &digest)?,
         labels: labels(row::text(row, "labels")?)?,
         idempotency_key: row::optional(row, "idempotency_key", IdempotencyKey::parse)?,
         ordering_key: row::optional(row, "ordering_key", OrderingKey::parse)?,
@@ -212,11 +213,14 @@ fn record(store: &Sqlite, connection: &Connection, state: &mut State, record: &R
     }
     let moved = match &record.recorded {
         Recorded::Attempt { seq, attempt, state } => record_attempt(connection, signed(*seq), attempt, *state)?,
-        Recorded::Moved { seq, state } => move_on(connection, signed(*seq), *state)?,
+        Recorded::Moved { seq, state, .. } => move_on(connection, signed(*seq), *state)?,
         Recorded::Nothing => true,
     };
     if !moved {
         return Ok(RecordedAs::MovedOn);
+    }
+    if let Recorded::Moved { audit: Some(audit), .. } = &record.recorded {
+        configuration::write_audit(connection, audit, store.clock_now())?;
     }
     if record.epoch != state.epoch {
         connection.prepare_cached("DELETE FROM handed_over WHERE delivery_seq = ?1")?.execute([seq])?;

@@ -11,23 +11,26 @@ mod migrations;
 mod replays;
 mod routing;
 mod row;
+mod statistics;
 mod writer;
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use posthaste_core::id::{Sequence, Unique};
+use posthaste_core::id::{EndpointId, Sequence, Unique};
 use posthaste_core::time::Timestamp;
 use rusqlite::Connection;
 use tokio::sync::Semaphore;
 
 use crate::clock::Clock;
+use crate::commands::Commander;
 use crate::feed::{Feed, Feeder};
 use crate::routing::Routings;
-use crate::{Epoch, Error, NodeId, Options};
+use crate::{Epoch, Error, LaneShown, NodeId, Options};
 use writer::{Surroundings, Writer};
 
 /// Connections that read beside the writer.
@@ -53,6 +56,8 @@ struct Inner {
     epoch: Epoch,
     /// The one node there is.
     node: Mutex<Option<NodeId>>,
+    commander: Commander,
+    lanes_shown: Mutex<HashMap<EndpointId, LaneShown>>,
     /// Released when the last handle is gone.
     _lock: File,
 }
@@ -85,6 +90,8 @@ impl Sqlite {
             options,
             epoch: opened.epoch,
             node: Mutex::new(None),
+            commander: Commander::default(),
+            lanes_shown: Mutex::default(),
             _lock: opened.lock,
         })))
     }
@@ -187,10 +194,10 @@ mod verbs {
 
     use super::{Clock, Feed, Sqlite};
     use crate::{
-        Answer, AttemptRecord, Audit, AuditRow, Body, Change, Claimed, Configured, DeliveryQuery, DeliveryRow, EndpointQuery,
-        EventQuery, EventRow, HandedOver, Housekeeping, Key, KeyHash, LaneState, NewEvent, NewReplay, NodeId, Overdue, Page,
-        Partition, Published, Record, RecordedAs, Refusal, ReplayFilter, ReplayRow, Store, StoredEndpoint, StoredTenant, Swept,
-        SweptAway, TakenUp, WindowRows,
+        Answer, AttemptRecord, Audit, AuditRow, Body, Change, Claimed, Command, Commanded, Commands, Configured, DeliveryQuery,
+        DeliveryRow, EndpointQuery, EventQuery, EventRow, HandedOver, Housekeeping, Key, KeyHash, LaneShown, LaneState, Minute,
+        NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record, RecordedAs, Refusal, ReplayFilter, ReplayRow,
+        StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredTenant, Swept, SweptAway, TakenUp, WindowRows,
     };
 
     impl Store for Sqlite {
@@ -224,6 +231,19 @@ mod verbs {
             self.0.feeder.subscribe()
         }
 
+        fn commands(&self, _: NodeId) -> Commands {
+            self.0.commander.listen()
+        }
+
+        fn show_lanes(&self, lanes: Vec<LaneShown>) -> Answer<'_, ()> {
+            self.keep_shown(lanes);
+            Box::pin(ready(Ok(())))
+        }
+
+        fn lanes_shown(&self, endpoints: Vec<EndpointId>) -> Answer<'_, Vec<LaneShown>> {
+            Box::pin(ready(Ok(self.shown(&endpoints))))
+        }
+
         verbs! {
             configure(change: Change, audit: Audit) -> Result<Configured, Refusal>;
             configuration_number() -> u64;
@@ -245,6 +265,9 @@ mod verbs {
             bodies(deliveries: Vec<Seq>) -> Vec<Body>;
             record(records: Vec<Record>) -> Vec<RecordedAs>;
             lane(endpoint: EndpointId) -> Option<LaneState>;
+            command(partition: Partition, command: Command) -> Commanded;
+            count(minutes: Vec<Minute>) -> ();
+            statistics(query: StatisticsQuery) -> Vec<StatisticsStep>;
             restamp(endpoint: EndpointId, after: Seq, limit: usize) -> Option<Seq>;
             delivery(id: DeliveryId) -> Option<DeliveryRow>;
             deliveries(query: DeliveryQuery) -> Page<DeliveryRow>;

@@ -14,7 +14,7 @@ use super::writer::State;
 use super::{SMALL, Sqlite, configuration, history, lanes, routing, row};
 use crate::columns::{limit, named, signed, unsigned};
 use crate::routing::{Planned, schedule_of};
-use crate::{Audit, DeliveryRow, Error, NewReplay, Refusal, ReplayFilter, ReplayRow, ReplayState};
+use crate::{Audit, BodyError, DeliveryRow, Error, NewReplay, Refusal, ReplayFilter, ReplayRow, ReplayState};
 
 /// How many rows one look goes over.
 const SCAN_ROWS: usize = 2_000;
@@ -333,7 +333,7 @@ fn unfinished_replays(connection: &Connection, endpoint: EndpointId) -> Result<u
     Ok(usize::try_from(count).unwrap_or(usize::MAX))
 }
 
-type FoundEvent = (i64, Result<Arc<Event>, Error>);
+type FoundEvent = (i64, Result<Arc<Event>, BodyError>);
 
 /// The event of a delivery; `Err` where its payload is gone.
 fn event_of(connection: &Connection, delivery_seq: i64) -> Result<Option<FoundEvent>, Error> {

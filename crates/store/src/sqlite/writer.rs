@@ -33,6 +33,8 @@ const GROUP_BYTES_MAX: usize = 4 * 1024 * 1024;
 const LOG_BYTES_LOW: u64 = 8 * 1024 * 1024;
 /// From here on the writer itself sees to it that the log begins anew.
 const LOG_BYTES_HIGH: u64 = 64 * 1024 * 1024;
+/// How long whoever waits for a commit in doubt is kept waiting.
+const DOUBT_MAX: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
 pub(super) struct Writer {
@@ -49,7 +51,17 @@ enum Message {
 /// One caller's part of a transaction. It may be run again after a rollback.
 trait Job: Send {
     fn run(&mut self, connection: &Connection, state: &mut State) -> Result<(), Error>;
-    fn answer(self: Box<Self>, committed: Result<(), String>);
+    fn answer(self: Box<Self>, became: Became);
+}
+
+/// What has become of a group.
+#[derive(Clone, Debug)]
+enum Became {
+    Committed,
+    /// Nothing of it was written, and why.
+    Nothing(String),
+    /// Nobody can say yet, and whoever waits has waited long enough.
+    Unknown,
 }
 
 /// What the writer knows beside the database. Forgotten when a group is rolled back.
@@ -106,11 +118,12 @@ impl<T: Send, V: FnMut(&Connection, &mut State) -> Result<T, Error> + Send> Job 
         if has_failed { Err(Error::unavailable("one of a group has failed")) } else { Ok(()) }
     }
 
-    fn answer(self: Box<Self>, committed: Result<(), String>) {
-        let result = match (committed, self.result) {
-            (Ok(()), Some(result)) | (Err(_), Some(result @ Err(_))) => result,
-            (Ok(()), None) => Err(Error::unavailable("the writer has stopped")),
-            (Err(problem), _) => Err(Error::unavailable(problem)),
+    fn answer(self: Box<Self>, became: Became) {
+        let result = match (became, self.result) {
+            (Became::Committed, Some(result)) | (Became::Nothing(_) | Became::Unknown, Some(result @ Err(_))) => result,
+            (Became::Committed, None) => Err(Error::unavailable("the writer has stopped")),
+            (Became::Nothing(problem), _) => Err(Error::unavailable(problem)),
+            (Became::Unknown, _) => Err(Error::Unknown),
         };
         // Whoever asked may have gone; what was committed stays.
         let _ = self.answer.send(result);
@@ -207,9 +220,12 @@ impl Loop {
                 next = if has_room { inbox.try_recv().ok() } else { None };
             }
             if !group.is_empty() {
-                let committed = self.write_group(&mut group, inbox);
+                let became = match self.write_group(&mut group, inbox) {
+                    Ok(()) => Became::Committed,
+                    Err(why) => Became::Nothing(why),
+                };
                 for job in group {
-                    job.answer(committed.clone());
+                    job.answer(became.clone());
                 }
                 self.tend_the_log();
             }
@@ -223,7 +239,7 @@ impl Loop {
         }
     }
 
-    fn write_group(&mut self, group: &mut [Box<dyn Job>], inbox: &mpsc::Receiver<Message>) -> Result<(), String> {
+    fn write_group(&mut self, group: &mut Vec<Box<dyn Job>>, inbox: &mpsc::Receiver<Message>) -> Result<(), String> {
         self.state.is_fed = self.surroundings.feeder.has_listener();
         if let Err(error) = self.connection.execute_batch("BEGIN IMMEDIATE") {
             return Err(error.to_string());
@@ -261,7 +277,7 @@ impl Loop {
                 tracing::error!(%error, "it is not known whether a group of writes was kept: opening the database anew");
                 let fed = std::mem::take(&mut self.state.fed);
                 self.state.forget();
-                if !self.find_out(number, inbox) {
+                if !self.find_out(number, group, inbox) {
                     return Err(error.to_string());
                 }
                 self.state.fed = fed;
@@ -285,9 +301,10 @@ impl Loop {
     }
 
     /// Opens the database anew, flushes it, and tells whether this commit is in it. Until that works, whoever wants to
-    /// write hears that it is impossible.
-    fn find_out(&mut self, number: i64, inbox: &mpsc::Receiver<Message>) -> bool {
+    /// write hears that it is impossible, and after a while whoever waits for this commit hears that it is not known.
+    fn find_out(&mut self, number: i64, group: &mut Vec<Box<dyn Job>>, inbox: &mpsc::Receiver<Message>) -> bool {
         let mut pause = Duration::from_millis(50);
+        let told_at = Instant::now() + DOUBT_MAX;
         loop {
             match file::reopen(&self.surroundings.path) {
                 Ok((connection, found)) => {
@@ -297,12 +314,15 @@ impl Loop {
                 }
                 Err(error) => tracing::error!(%error, "the database cannot be opened and flushed yet"),
             }
+            if Instant::now() >= told_at {
+                group.drain(..).for_each(|job| job.answer(Became::Unknown));
+            }
             let until = Instant::now() + pause;
             loop {
                 match inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
                     Ok(Message::Job { job, bytes }) => {
                         self.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
-                        job.answer(Err("the database is being opened anew after a failed flush".to_owned()));
+                        job.answer(Became::Nothing("the database is being opened anew after a failed flush".to_owned()));
                     }
                     Ok(Message::Close(answer)) => {
                         let _ = answer.send(Err(Error::unavailable("the last flush has failed")));

@@ -27,6 +27,9 @@ crate::conform! {
     many_records_of_one_call_are_each_judged_for_themselves
     i39_a_damaged_payload_is_never_given_out
     texts_that_no_database_likes_are_kept
+    who_called_a_delivery_off_is_written_with_it
+    the_head_of_a_key_is_the_oldest_that_is_unfinished
+    an_erased_payload_is_told_from_a_damaged_one
 }
 
 async fn an_attempt_is_recorded_once_and_moves_its_delivery_on(world: World) {
@@ -65,7 +68,7 @@ async fn what_ends_without_an_attempt_ends_once(world: World) {
     let dead = State::Dead { at, reason: DeadReason::Expired };
     let cancelled = State::Cancelled { at, reason: CancelReason::Requested };
     let delivery = world.delivery("acme").await;
-    let record = |state| world.record(&delivery, Recorded::Moved { seq: delivery.seq, state });
+    let record = |state| world.record(&delivery, Recorded::Moved { seq: delivery.seq, state, audit: None });
     let sooner = State::Waiting { due: later(at, 1) };
     assert_eq!(world.store.record(vec![record(sooner)]).await.unwrap(), [RecordedAs::Done], "made due at another time");
     assert_eq!(world.row(&delivery).await.state, sooner);
@@ -248,7 +251,7 @@ async fn i39_a_damaged_payload_is_never_given_out(world: World) {
     world.tamper(&format!("UPDATE events SET data = '{{ \"amount\": 9.00 }}' WHERE id = '{}'", damaged.event));
     let bodies = world.store.bodies(vec![whole.seq, damaged.seq]).await.unwrap();
     assert!(bodies[0].event.is_ok());
-    assert!(matches!(bodies[1].event, Err(Error::Corrupt { .. })));
+    assert!(matches!(bodies[1].event, Err(BodyError::Corrupt(Error::Corrupt { .. }))));
 }
 
 async fn texts_that_no_database_likes_are_kept(world: World) {
@@ -261,4 +264,58 @@ async fn texts_that_no_database_likes_are_kept(world: World) {
     assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordedAs::Done]);
     let kept = world.store.attempts(delivery.id).await.unwrap().remove(0).preview.unwrap();
     assert_eq!(kept.replace('\u{fffd}', "\u{0}"), odd, "a NUL may have been replaced, and nothing else");
+}
+
+async fn who_called_a_delivery_off_is_written_with_it(world: World) {
+    world.endpoint("acme").await;
+    let (called_off, other, ended) = (world.delivery("acme").await, world.delivery("acme").await, world.delivery("acme").await);
+    world.deliver(&ended).await;
+    let before = world.store.audit(None, None, 100).await.unwrap().len();
+    let at = world.store.now();
+    let state = State::Cancelled { at, reason: CancelReason::Requested };
+    let moved = |row: &DeliveryRow, action: &str| {
+        let audit = Some(Box::new(world.audit(action)));
+        world.record(row, Recorded::Moved { seq: row.seq, state, audit })
+    };
+    let old = Record { epoch: world.epoch + 9, ..moved(&other, "of a stranger") };
+    let records = vec![moved(&called_off, "cancel"), moved(&ended, "too late"), old];
+    let answers = world.store.record(records).await.unwrap();
+    assert_eq!(answers, [RecordedAs::Done, RecordedAs::MovedOn, RecordedAs::NotOwner]);
+    assert_eq!(world.store.record(vec![moved(&called_off, "again")]).await.unwrap(), [RecordedAs::MovedOn]);
+    let audit = world.store.audit(None, None, 100).await.unwrap();
+    assert_eq!(audit.len(), before + 1, "only what was done is told");
+    assert_eq!(audit[0].audit, world.audit("cancel"));
+    assert_eq!(world.row(&called_off).await.state, state);
+}
+
+async fn the_head_of_a_key_is_the_oldest_that_is_unfinished(world: World) {
+    world.endpoint("acme").await;
+    let mut rows = Vec::new();
+    for ordering_key in [key("a"), key("a"), key("b"), None, key("a")] {
+        rows.push(world.delivery_of(Event { ordering_key, ..world.event("acme", "order.paid") }).await);
+    }
+    let heads = async || {
+        let mut heads = Vec::new();
+        for row in &rows {
+            heads.push(world.row(row).await.is_head_of_key);
+        }
+        heads
+    };
+    assert_eq!(heads().await, [true, false, true, true, false]);
+    world.deliver(&rows[0]).await;
+    assert_eq!(heads().await, [true, true, true, true, false], "nothing older than the second is unfinished");
+    world.deliver(&rows[4]).await;
+    assert_eq!(heads().await, [true, true, true, true, false], "the second is older, and waits");
+    let query = DeliveryQuery { endpoint: Some(rows[0].endpoint), limit: 10, ..DeliveryQuery::default() };
+    let listed = world.store.deliveries(query).await.unwrap().rows;
+    assert_eq!(listed.iter().rev().map(|row| row.is_head_of_key).collect::<Vec<_>>(), heads().await);
+}
+
+async fn an_erased_payload_is_told_from_a_damaged_one(world: World) {
+    world.endpoint("acme").await;
+    let (erased, whole) = (world.delivery("acme").await, world.delivery("acme").await);
+    assert!(world.store.erase(None, erased.event.clone(), world.audit("erase")).await.unwrap());
+    let bodies = world.store.bodies(vec![erased.seq, whole.seq]).await.unwrap();
+    assert!(matches!(bodies[0].event, Err(BodyError::Erased)));
+    assert!(bodies[1].event.is_ok());
 }

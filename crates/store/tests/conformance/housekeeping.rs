@@ -145,7 +145,7 @@ async fn what_waits_too_long_is_named_to_its_owner(world: World) {
     };
     assert_eq!(world.store.overdue(10).await.unwrap(), [named(expiring.seq, OverdueReason::Expired)]);
     let state = State::Dead { at: now, reason: DeadReason::Expired };
-    let record = world.record(&expiring, Recorded::Moved { seq: expiring.seq, state });
+    let record = world.record(&expiring, Recorded::Moved { seq: expiring.seq, state, audit: None });
     world.store.record(vec![record]).await.unwrap();
     assert_eq!(world.store.overdue(10).await.unwrap(), []);
     days_pass(&world, 8);

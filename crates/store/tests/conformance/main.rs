@@ -6,11 +6,13 @@
 
 mod again;
 mod cluster;
+mod commands;
 mod configuration;
 mod delivering;
 mod history;
 mod housekeeping;
 mod publishing;
+mod statistics;
 mod world;
 
 /// Makes two tests of each case.

@@ -1,0 +1,2 @@
+-- 0014_commands.sql: what owners are asked to do, and what they show of their lanes. With SQLite the one process that there is asks
+-- itself, in memory, and nothing is written.

@@ -1,0 +1,180 @@
+//! What the owner of a lane is asked to do: an unfinished delivery is changed by its owner alone.
+//!
+//! Whoever asks waits for a short time. A question that nobody has taken by then is withdrawn, so that nothing is done after
+//! its asker has been told that nothing was; one that was taken and not answered is of unknown outcome. It is taken once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use posthaste_core::event::Event;
+use posthaste_core::id::{DeliveryId, EndpointId, EventId, TenantId};
+use posthaste_core::time::Timestamp;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::{AttemptRecord, Audit, Error, Partition};
+
+/// How long an owner has. A person waits for the answer.
+pub const COMMAND_MAX: Duration = Duration::from_secs(5);
+/// How many may wait for an owner. It answers each at once, so that more are a sign of trouble.
+pub(crate) const COMMANDS_MAX: usize = 256;
+
+/// What an owner is asked to do.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Command {
+    CancelDelivery {
+        delivery: DeliveryId,
+        audit: Audit,
+    },
+    /// Everything of it that still waits, or nothing if one is in flight.
+    CancelEvent {
+        tenant: TenantId,
+        event: EventId,
+        audit: Audit,
+    },
+    /// One that waits is due now.
+    SendNow {
+        delivery: DeliveryId,
+        audit: Audit,
+    },
+    /// One request to an endpoint, of an event that is not kept.
+    Test {
+        endpoint: EndpointId,
+        event: Arc<Event>,
+    },
+}
+
+/// What came of it.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Commanded {
+    Done,
+    NotFound,
+    InFlight,
+    HasEnded,
+    /// There is no token before then.
+    NotBefore(Timestamp),
+    Tested(Box<AttemptRecord>),
+}
+
+/// A command, as its owner receives it. An owner that cannot do it drops it: then whoever asked hears `Unavailable`.
+#[derive(Debug)]
+pub struct Asked {
+    pub command: Command,
+    pub partition: Partition,
+    pub answer: oneshot::Sender<Commanded>,
+}
+
+/// The receiving end.
+#[derive(Debug)]
+pub struct Commands(mpsc::Receiver<Queued>);
+
+impl Commands {
+    /// The next one that somebody still waits for, or `None` once the store is closed or another has taken over listening.
+    pub async fn next(&mut self) -> Option<Asked> {
+        loop {
+            let Queued { asked, is_taken } = self.0.recv().await?;
+            if !is_taken.swap(true, Ordering::AcqRel) {
+                return Some(asked);
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Queued {
+    asked: Asked,
+    /// Set by whoever is first: the owner that does it, or the asker who waits no longer.
+    is_taken: Arc<AtomicBool>,
+}
+
+/// What one process has to do with commands: a channel to whoever listens here, if anybody does.
+#[derive(Debug, Default)]
+pub(crate) struct Commander(parking_lot::Mutex<Option<mpsc::Sender<Queued>>>);
+
+impl Commander {
+    pub(crate) fn listen(&self) -> Commands {
+        let (outbox, inbox) = mpsc::channel(COMMANDS_MAX);
+        *self.0.lock() = Some(outbox);
+        Commands(inbox)
+    }
+
+    /// Asks whoever listens, and waits for the answer.
+    pub(crate) async fn ask(&self, partition: Partition, command: Command) -> Result<Commanded, Error> {
+        self.ask_for(COMMAND_MAX, partition, command).await
+    }
+
+    async fn ask_for(&self, wait_max: Duration, partition: Partition, command: Command) -> Result<Commanded, Error> {
+        let (answer, answered) = oneshot::channel();
+        let is_taken = Arc::new(AtomicBool::new(false));
+        let queued = Queued { asked: Asked { command, partition, answer }, is_taken: Arc::clone(&is_taken) };
+        let Some(listener) = self.0.lock().clone() else { return Err(Error::unavailable("nobody delivers here")) };
+        match listener.try_send(queued) {
+            Ok(()) => {}
+            Err(mpsc::error::TrySendError::Full(_)) => return Err(Error::Overloaded { retry_after: Duration::from_secs(1) }),
+            Err(mpsc::error::TrySendError::Closed(_)) => return Err(Error::unavailable("nobody delivers here")),
+        }
+        match tokio::time::timeout(wait_max, answered).await {
+            Ok(Ok(commanded)) => Ok(commanded),
+            Ok(Err(_)) => Err(Error::unavailable("whoever delivers here has stopped")),
+            Err(_) if !is_taken.swap(true, Ordering::AcqRel) => Err(Error::unavailable("whoever delivers here does not answer")),
+            Err(_) => Err(Error::Unknown),
+        }
+    }
+
+    /// Whoever listens hears that nothing more will come.
+    pub(crate) fn close(&self) {
+        *self.0.lock() = None;
+    }
+}
+
+/// A question for an owner who is handed it by somebody else, and where its answer will be.
+pub(crate) fn question(partition: Partition, command: Command) -> (Queued, oneshot::Receiver<Commanded>) {
+    let (answer, answered) = oneshot::channel();
+    (Queued { asked: Asked { command, partition, answer }, is_taken: Arc::new(AtomicBool::new(false)) }, answered)
+}
+
+/// A channel that such questions go through.
+pub(crate) fn channel() -> (mpsc::Sender<Queued>, Commands) {
+    let (outbox, inbox) = mpsc::channel(COMMANDS_MAX);
+    (outbox, Commands(inbox))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cancel() -> Command {
+        let audit = Audit {
+            actor: "key_1".to_owned(),
+            address: None,
+            action: "cancel".to_owned(),
+            subject: "it".to_owned(),
+            tenant: None,
+            before: None,
+            after: None,
+        };
+        Command::CancelDelivery { delivery: DeliveryId::from_bytes([1; 16]), audit }
+    }
+
+    #[tokio::test]
+    async fn what_was_not_taken_in_time_is_withdrawn_and_what_was_is_not_known() {
+        let (commander, short, long) = (Commander::default(), Duration::from_millis(5), Duration::from_mins(1));
+        let nobody = commander.ask(6, cancel()).await;
+        assert!(matches!(nobody, Err(Error::Unavailable(_))), "at once: {nobody:?}");
+        let mut commands = commander.listen();
+        let late = commander.ask_for(short, 7, cancel()).await;
+        assert!(matches!(late, Err(Error::Unavailable(_))), "nobody has taken it: {late:?}");
+        let drop_it = async { commands.next().await.map(|asked| asked.partition) };
+        let (dropped, taken) = tokio::join!(commander.ask_for(long, 8, cancel()), drop_it);
+        assert_eq!(taken, Some(8), "the one that was withdrawn is passed over");
+        assert!(matches!(dropped, Err(Error::Unavailable(_))), "{dropped:?}");
+        let (held, asked) = tokio::join!(commander.ask_for(short, 9, cancel()), commands.next());
+        assert!(matches!(held, Err(Error::Unknown)), "{held:?}");
+        assert!(asked.expect("it was taken").answer.is_closed());
+        let answer = async { commands.next().await.map(|asked| asked.answer.send(Commanded::InFlight)) };
+        let (answered, _) = tokio::join!(commander.ask_for(long, 10, cancel()), answer);
+        assert_eq!(answered.expect("answered"), Commanded::InFlight);
+        commander.close();
+        assert!(commands.next().await.is_none());
+    }
+}

@@ -1,0 +1,101 @@
+//! `LISTEN`: a connection of its own on which the server says that there is something to look at.
+//!
+//! It is opened when somebody first wants it. While it is down nobody waits for it: whoever looks does so by themselves now and
+//! then, and sooner when told.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::futures::OwnedNotified;
+use tokio::sync::{Notify, oneshot};
+use tokio_postgres::{AsyncMessage, Config, NoTls};
+
+const LISTEN: &str = "LISTEN posthaste_commands";
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+#[derive(Debug)]
+pub(super) struct News {
+    told: Arc<Notify>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+enum State {
+    Unwanted(Box<Config>),
+    /// It ends when this is dropped.
+    Listening {
+        _alive: oneshot::Sender<()>,
+    },
+    Closed,
+}
+
+impl News {
+    pub(super) fn new(config: Config) -> News {
+        News { told: Arc::new(Notify::new()), state: Mutex::new(State::Unwanted(Box::new(config))) }
+    }
+
+    /// From now on it is listened. Has to be called where tasks can be started.
+    pub(super) fn wanted(&self) {
+        let mut state = self.state.lock();
+        if let State::Unwanted(config) = &*state {
+            let (alive, over) = oneshot::channel();
+            tokio::spawn(listen((**config).clone(), Arc::clone(&self.told), over));
+            *state = State::Listening { _alive: alive };
+        }
+    }
+
+    /// Comes back with the next news. What comes between this call and the first poll is not lost.
+    pub(super) fn next(&self) -> OwnedNotified {
+        Arc::clone(&self.told).notified_owned()
+    }
+
+    pub(super) fn close(&self) {
+        *self.state.lock() = State::Closed;
+    }
+}
+
+async fn listen(config: Config, told: Arc<Notify>, over: oneshot::Receiver<()>) {
+    let mut over = pin!(over);
+    let mut pause = PAUSE_MIN;
+    loop {
+        tokio::select! {
+            _ = &mut over => return,
+            listened = listen_once(&config, &told) => match listened {
+                Ok(()) => pause = PAUSE_MIN,
+                Err(error) => tracing::debug!(%error, "the server does not tell of news for a moment"),
+            },
+        }
+        tokio::select! {
+            _ = &mut over => return,
+            () = tokio::time::sleep(pause) => {}
+        }
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}
+
+/// Until the connection is lost.
+async fn listen_once(config: &Config, told: &Notify) -> Result<(), tokio_postgres::Error> {
+    let (client, mut connection) = config.connect(NoTls).await?;
+    let mut messages = pin!(async {
+        loop {
+            match poll_fn(|context| connection.poll_message(context)).await {
+                Some(Ok(AsyncMessage::Notification(_))) => told.notify_waiters(),
+                // Notices, and what a later library knows.
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Err(error),
+                None => return Ok(()),
+            }
+        }
+    });
+    tokio::select! {
+        ended = &mut messages => return ended,
+        listening = client.batch_execute(LISTEN) => listening?,
+    }
+    // What came before it listened.
+    told.notify_waiters();
+    messages.await
+}
