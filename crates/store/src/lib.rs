@@ -69,6 +69,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn now(&self) -> Timestamp;
     /// What the wall clock shows, for signatures: it may jump.
     fn wall_clock(&self) -> Timestamp;
+    /// Whether other processes may write here too. Where not, nobody can take over, and all news is our own.
+    fn is_shared(&self) -> bool;
     /// The raw material of a new id.
     fn unique(&self) -> Unique;
 
@@ -129,7 +131,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Answers where to go on.
     fn restamp(&self, endpoint: EndpointId, after: Seq, limit: usize) -> Answer<'_, Option<Seq>>;
 
-    /// Asks the owner of a partition to do something, and waits at most [`COMMAND_MAX`] for its answer; then nothing was done
+    /// Asks the owner of a partition to do something, and waits at most [`COMMAND_MAX`] for its answer (a test as long as its request takes); then nothing was done
     /// (`Unavailable`), or it was taken and whether it was done is not known (`Unknown`).
     fn command(&self, partition: Partition, command: Command) -> Answer<'_, Commanded>;
     /// What this node is asked to do, as owner of its partitions. Whoever listens last is the one who is asked.

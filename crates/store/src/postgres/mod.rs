@@ -242,6 +242,10 @@ mod verbs {
             Clock::wall()
         }
 
+        fn is_shared(&self) -> bool {
+            true
+        }
+
         fn unique(&self) -> Unique {
             self.0.database.next_unique()
         }

@@ -209,6 +209,10 @@ mod verbs {
             Clock::wall()
         }
 
+        fn is_shared(&self) -> bool {
+            false
+        }
+
         fn unique(&self) -> Unique {
             self.next_unique()
         }
