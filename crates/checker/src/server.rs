@@ -35,6 +35,15 @@ pub struct Process {
 }
 
 impl Program {
+    /// Gives a flag another value than these worlds give it, or one at all.
+    pub fn set(&mut self, flag: &str, value: &str) {
+        if let Some(at) = self.flags.iter().position(|present| present == flag) {
+            value.clone_into(&mut self.flags[at + 1]);
+        } else {
+            self.flags.extend([flag.to_owned(), value.to_owned()]);
+        }
+    }
+
     /// Starts it, under another program if one is given. It is the leader of a group of processes of its own, so that it can
     /// be ended together with whatever it runs under.
     pub fn start(&self, under: &[&str]) -> anyhow::Result<Process> {

@@ -54,7 +54,8 @@ async fn serve(flags: &Flags) -> ExitCode {
         Ok(settings) => settings,
         Err(mistakes) => {
             eprintln!("{mistakes}");
-            return ExitCode::FAILURE;
+            // As after a flag that there is not.
+            return ExitCode::from(2);
         }
     };
     if flags.print_config {
