@@ -13,16 +13,15 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client as HttpClient;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use posthaste_sender::Client;
-use posthaste_sender::address::Egress;
 use posthaste_signing::Secret;
-use posthaste_store::{Keyring, MasterKey, Options as StoreOptions, Sqlite, Store};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use crate::receiver::{self, Arrival};
 use crate::scratch::Scratch;
+use crate::serve::Server;
+use crate::settings::Settings;
 
 /// Everything is on this machine; whatever takes longer than this is broken.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -37,19 +36,17 @@ pub(crate) async fn run() -> anyhow::Result<()> {
 
 async fn show(scratch: &Scratch) -> anyhow::Result<()> {
     println!("Posthaste {} demo: one event, from publishing to a verified webhook\n", env!("CARGO_PKG_VERSION"));
-    let options = StoreOptions::new(Keyring::new(MasterKey::generate(), vec![]));
-    let store: Arc<dyn Store> = Arc::new(Sqlite::open(scratch.path(), options).context("cannot open a database for the demo")?);
-    let key = format!("phk_demo_{:032x}", rand::random::<u128>());
-    let server = serve(posthaste_api::router(Arc::clone(&store), &key)).await?;
+    let mut settings = Settings::unsaid();
+    settings.listen = "127.0.0.1:0".parse().context("our own address")?;
+    settings.data_dir = scratch.path().to_owned();
+    settings.allow_networks = vec!["127.0.0.0/8".parse().context("our own network")?];
+    settings.allow_http = true;
+    let running = Server::start(&settings).await?;
+    let server = running.address;
     let secret = Arc::new(OnceLock::new());
     let (arrived, mut arrivals) = mpsc::unbounded_channel();
-    let receiver = serve(receiver::router(Arc::clone(&secret), arrived)).await?;
-    let (stop, stopped) = oneshot::channel::<()>();
-    let client = Client::new(Egress { allowed_networks: vec!["127.0.0.0/8".parse().context("our own network")?] });
-    let engine = tokio::spawn(posthaste_engine::run(store, client, posthaste_engine::Options::default(), async {
-        let _ = stopped.await;
-    }));
-    let api = Api::new(server, key);
+    let receiver = listen(receiver::router(Arc::clone(&secret), arrived)).await?;
+    let api = Api::new(server, running.admin_key.0.clone());
 
     println!("  server      http://{server}, storing in {}", scratch.path().display());
     println!("  receiver    http://{receiver}/webhooks, a customer's server\n");
@@ -82,8 +79,7 @@ async fn show(scratch: &Scratch) -> anyhow::Result<()> {
     println!("  5 recorded  {delivery} is {} after {} attempt", text(&status["status"]), status["attempt_count"]);
     println!("\nA webhook was delivered and verified. What it can do today and what comes next: README.md.");
 
-    let _ = stop.send(());
-    engine.await.context("the engine did not stop")
+    running.stop().await
 }
 
 fn print_webhook(arrival: &Arrival) -> anyhow::Result<()> {
@@ -111,7 +107,7 @@ async fn wait_until_delivered(api: &Api, delivery: &str) -> anyhow::Result<Value
 }
 
 /// Serves on a free port of this machine for as long as the process lives.
-async fn serve(router: Router) -> anyhow::Result<SocketAddr> {
+async fn listen(router: Router) -> anyhow::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").await.context("cannot listen on 127.0.0.1")?;
     let address = listener.local_addr()?;
     tokio::spawn(async move { axum::serve(listener, router).await });

@@ -1,13 +1,20 @@
 //! The binary: settings, wiring, commands.
 
+mod accept;
 mod demo;
+mod keys;
+mod log;
 mod receiver;
 mod scratch;
+mod serve;
+mod settings;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
+
+use log::Logs;
+use settings::{Flags, LogFormat, Settings};
 
 /// Webhook delivery that never loses an event.
 #[derive(Parser)]
@@ -19,6 +26,11 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Run the server
+    ///
+    /// Every setting can be given as a flag, as a variable of the environment, or in posthaste.toml; a flag wins over a
+    /// variable, and that over the file.
+    Serve(Box<Flags>),
     /// Publish an event to a built-in receiver and watch it arrive, signed and verified
     Demo,
 }
@@ -26,13 +38,37 @@ enum Command {
 #[tokio::main]
 async fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    // Quiet unless asked: POSTHASTE_LOG=info shows a line for every attempt.
-    let filter =
-        EnvFilter::builder().with_env_var("POSTHASTE_LOG").with_default_directive(tracing::Level::ERROR.into()).from_env_lossy();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let result = match arguments.command {
-        Command::Demo => demo::run().await,
+        Command::Serve(flags) => return serve(&flags).await,
+        Command::Demo => {
+            // Quiet unless asked: POSTHASTE_LOG=info shows a line for every attempt.
+            Logs::start(&std::env::var("POSTHASTE_LOG").unwrap_or_else(|_| "error".to_owned()), LogFormat::Human);
+            demo::run().await
+        }
     };
+    ended(result)
+}
+
+async fn serve(flags: &Flags) -> ExitCode {
+    let settings = match Settings::load(flags) {
+        Ok(settings) => settings,
+        Err(mistakes) => {
+            eprintln!("{mistakes}");
+            // As after a flag that there is not.
+            return ExitCode::from(2);
+        }
+    };
+    if flags.print_config {
+        print!("{}", settings::printed(flags));
+        return ExitCode::SUCCESS;
+    }
+    let logs = Logs::start(&settings.log, settings.log_format);
+    let result = serve::run(settings, &logs).await;
+    logs.flush();
+    ended(result)
+}
+
+fn ended(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
