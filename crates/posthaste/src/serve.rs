@@ -10,16 +10,17 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use axum::Router;
-use posthaste_core::timeout::Mode;
+use posthaste_core::bucket::RateLimit;
+use posthaste_core::scheduler::Limits;
 use posthaste_sender::Client;
 use posthaste_sender::address::Egress;
-use posthaste_store::{Keyring, MasterKey, Options as StoreOptions, Postgres, SecretText, Sqlite, Store};
+use posthaste_store::{Housekeeping, Keyring, MasterKey, Options as StoreOptions, Postgres, SecretText, Sqlite, Store};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::accept::{self, Limits};
+use crate::accept;
 use crate::keys::{ADMIN_KEY, DataDirectory};
 use crate::log::{Logs, without_control_characters};
 use crate::settings::{Role, Settings};
@@ -97,8 +98,10 @@ impl Server {
         }
         let router =
             if settings.has_role(Role::Api) { posthaste_api::router(Arc::clone(&store), &admin_key.0) } else { without_api() };
-        let limits =
-            Limits { connections_max: settings.connections_max, header_timeout: Duration::from_millis(settings.header_timeout_ms) };
+        let limits = accept::Limits {
+            connections_max: settings.connections_max,
+            header_timeout: Duration::from_millis(settings.header_timeout_ms),
+        };
         tasks.push(tokio::spawn(accept::serve(listener, router, limits, told(stopped))));
         Ok(Server { address, admin_key, new_admin_key, storing, store, tasks, stop })
     }
@@ -162,12 +165,25 @@ fn store_options(settings: &Settings, master_key: MasterKey) -> StoreOptions {
 }
 
 fn engine_options(settings: &Settings) -> posthaste_engine::Options {
-    let policies = settings.policies().expect("checked when they were read");
-    let timeout = match policies.timeout {
-        Mode::Adaptive => settings.timeout_rules().expect("checked when they were read").default,
-        Mode::Manual(pinned) => pinned.as_duration(),
-    };
-    posthaste_engine::Options { in_flight_max: settings.in_flight_max, retry: policies.retry, timeout }
+    let days = |days: u32| Duration::from_hours(24 * u64::from(days));
+    // An incident's retries may come in a burst of ten seconds' worth.
+    let retries =
+        settings.retries_per_minute_max.map(|rate| RateLimit::new(rate, rate.div_ceil(6)).expect("checked when it was read"));
+    let defaults = posthaste_engine::Options::default();
+    posthaste_engine::Options {
+        limits: Limits { in_flight_max: u32::try_from(settings.in_flight_max).unwrap_or(u32::MAX), retries, ..defaults.limits },
+        policies: settings.policies().expect("checked when they were read"),
+        timeouts: settings.timeout_rules().expect("checked when they were read"),
+        cached_body_bytes_max: settings.cached_body_bytes_max,
+        in_flight_body_bytes_max: settings.in_flight_bytes_max,
+        test_send_pause: Duration::from_secs(settings.test_send_pause_seconds),
+        housekeeping: Housekeeping {
+            dead_letters_kept: days(settings.dead_letters_kept_days),
+            audit_kept: days(settings.audit_kept_days),
+            ..defaults.housekeeping
+        },
+        ..defaults
+    }
 }
 
 fn client(settings: &Settings) -> Client {
