@@ -145,6 +145,8 @@ pub struct Evidence {
     pub endpoints: Vec<Endpoint>,
     /// When the server was killed.
     pub kills: Vec<Moment>,
+    /// From when until when it could not write: what ended meanwhile is not on disk before that is over.
+    pub outages: Vec<(Moment, Moment)>,
     pub deliveries: HashMap<Box<str>, DeliveryState>,
     pub listed: HashMap<Box<str>, Listed>,
     /// What the server says that endpoints are in the end, by their ids.

@@ -145,7 +145,13 @@ impl<'a> Index<'a> {
 
     /// Whether the server may have forgotten how this ended: it was killed before it can have written it down.
     fn may_be_forgotten(&self, hit: &Hit, before: Moment) -> bool {
-        self.was_killed_between(hit.start, before.min(hit.end + RECORDED_WITHIN))
+        let mut recorded = hit.end + RECORDED_WITHIN;
+        for (from, until) in &self.evidence.outages {
+            if (hit.start..=recorded).contains(from) || (*from..=*until).contains(&hit.start) {
+                recorded = recorded.max(until + RECORDED_WITHIN);
+            }
+        }
+        self.was_killed_between(hit.start, before.min(recorded))
     }
 }
 
@@ -519,6 +525,15 @@ mod tests {
         check(&["I9"], |evidence| {
             again(evidence, 0, 20 * SECOND);
             evidence.kills.push(25 * SECOND);
+        });
+        check(&[], |evidence| {
+            again(evidence, 0, 20 * SECOND);
+            evidence.outages.push((9 * SECOND, 25 * SECOND));
+            evidence.kills.push(25 * SECOND);
+        });
+        check(&["I9", "I10"], |evidence| {
+            again(evidence, 0, 20 * SECOND);
+            evidence.outages.push((9 * SECOND, 25 * SECOND));
         });
     }
 

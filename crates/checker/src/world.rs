@@ -112,6 +112,11 @@ impl World {
         Ok(())
     }
 
+    /// Notes that the server could not write from then until now.
+    pub fn note_outage(&mut self, from: Moment) {
+        self.evidence.outages.push((from, self.clock.now()));
+    }
+
     /// SIGTERM, and it has to end well.
     pub async fn stop(&mut self) -> anyhow::Result<()> {
         let mut process = self.process.take().context("the server runs")?;

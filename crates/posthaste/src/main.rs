@@ -1,6 +1,7 @@
 //! The binary: settings, wiring, commands.
 
 mod accept;
+mod bench;
 mod demo;
 mod keys;
 mod log;
@@ -33,23 +34,35 @@ enum Command {
     Serve(Box<Flags>),
     /// Publish an event to a built-in receiver and watch it arrive, signed and verified
     Demo,
+    /// Measure it on this machine, beside what the machine can do without it
+    Bench(bench::Bench),
 }
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    let result = match arguments.command {
-        Command::Serve(flags) => return serve(&flags).await,
+fn main() -> ExitCode {
+    match Arguments::parse().command {
+        Command::Serve(flags) => serve(&flags),
         Command::Demo => {
-            // Quiet unless asked: POSTHASTE_LOG=info shows a line for every attempt.
-            Logs::start(&std::env::var("POSTHASTE_LOG").unwrap_or_else(|_| "error".to_owned()), LogFormat::Human);
-            demo::run().await
+            log_quietly();
+            ended(runtime().and_then(|runtime| runtime.block_on(demo::run())))
         }
-    };
-    ended(result)
+        Command::Bench(bench) => {
+            log_quietly();
+            ended(bench::run(&bench))
+        }
+    }
 }
 
-async fn serve(flags: &Flags) -> ExitCode {
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)
+}
+
+/// Unless asked: `POSTHASTE_LOG=info` shows a line for every attempt.
+fn log_quietly() {
+    let levels = std::env::var("POSTHASTE_LOG").unwrap_or_else(|_| "error".to_owned());
+    Logs::start(&levels, LogFormat::Human);
+}
+
+fn serve(flags: &Flags) -> ExitCode {
     let settings = match Settings::load(flags) {
         Ok(settings) => settings,
         Err(mistakes) => {
@@ -63,7 +76,7 @@ async fn serve(flags: &Flags) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let logs = Logs::start(&settings.log, settings.log_format);
-    let result = serve::run(settings, &logs).await;
+    let result = runtime().and_then(|runtime| runtime.block_on(serve::run(settings, &logs)));
     logs.flush();
     ended(result)
 }

@@ -266,7 +266,7 @@ async fn f41_a_blocked_stderr_holds_up_no_delivery() {
     // Whoever looks for its last words must not wait for the pipe.
     world.program.log = PathBuf::from("/dev/null");
     let (full, is_full) = std::sync::mpsc::channel();
-    std::thread::spawn(move || full.send(reader.read_exact(&mut [0; 60_000])));
+    std::thread::spawn(move || full.send(reader.read_exact(&mut vec![0; 60_000])));
     is_full.recv_timeout(Duration::from_secs(10)).expect("the pipe was full all the time").unwrap();
 }
 
