@@ -1,11 +1,12 @@
 //! What goes on beside delivering: forgetting, ending what has waited too long, replays, and hearing of changes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use posthaste_core::id::{ReplayId, TenantId};
+use posthaste_core::scheduler::Seq;
 use posthaste_store::{Error, Partition, ReplayRow, Store, partition_of};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::{Instant, sleep};
@@ -26,6 +27,41 @@ const REPLAY_ROWS_MAX: u32 = 100;
 const FORGETTING_EVERY: Duration = Duration::from_secs(10);
 /// While there is more to forget.
 const FORGETTING_AGAIN: Duration = Duration::from_millis(250);
+
+/// Where others may write too, their commits are looked for so often.
+const SWEPT_EVERY: Duration = Duration::from_secs(2);
+/// How many rows may have been under way when the first look was taken.
+const FIRST_LOOK_BACK: Seq = 100_000;
+/// A row's number is taken before it is committed: so long after it was taken it is there, or never will be.
+const COMMITTED_AFTER: Duration = Duration::from_secs(15);
+
+/// Finds what other processes have committed.
+pub(crate) async fn sweep(store: Arc<dyn Store>, inbox: UnboundedSender<Wake>) {
+    if !store.is_shared() {
+        return;
+    }
+    // What was there at the beginning is found by whoever takes a partition.
+    let mut highest_at: VecDeque<(Instant, Seq)> = VecDeque::new();
+    let mut after = None;
+    loop {
+        match store.sweep(after.unwrap_or(Seq::MAX >> 1)).await {
+            Ok(swept) => {
+                let now = Instant::now();
+                highest_at.push_back((now, swept.highest));
+                while highest_at.front().is_some_and(|(at, _)| *at + COMMITTED_AFTER <= now) {
+                    after = highest_at.pop_front().map(|(_, highest)| highest);
+                }
+                // In the first seconds nothing is that old: everything since the first look is looked at.
+                after = after.or(highest_at.front().map(|(_, highest)| highest.saturating_sub(FIRST_LOOK_BACK)));
+                if !swept.endpoints.is_empty() && inbox.send(Wake::Work(swept.endpoints)).is_err() {
+                    return;
+                }
+            }
+            Err(error) => complain("sweep", &error),
+        }
+        sleep(SWEPT_EVERY).await;
+    }
+}
 
 /// Says when what people have said has changed.
 pub(crate) async fn watch_configuration(store: Arc<dyn Store>, inbox: UnboundedSender<Wake>) {

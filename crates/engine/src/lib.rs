@@ -94,6 +94,7 @@ pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: 
     let hands = Hands::new(Arc::clone(&store), client, Arc::clone(&membership), inbox.clone());
     let mut background = JoinSet::new();
     background.spawn(Arc::clone(&membership).keep());
+    background.spawn(housekeeping::sweep(Arc::clone(&store), inbox.clone()));
     background.spawn(housekeeping::watch_configuration(Arc::clone(&store), inbox.clone()));
     background.spawn(housekeeping::keep(Arc::clone(&store), options.clone(), Arc::clone(&membership), inbox));
 
