@@ -206,6 +206,7 @@ mod tests {
     use posthaste_core::id::{EventId, TenantId};
     use posthaste_core::text::Labels;
     use posthaste_signing::{Received, TOLERANCE};
+    use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
     use std::fmt::Write;
 
     const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
@@ -365,5 +366,16 @@ mod tests {
         assert!(Signer::new(&Signing::Standard, ["whsk_AAAA"]).is_err());
         let signer = Signer::new(&Signing::Standard, [SECRET]).unwrap();
         assert_eq!(format!("{signer:?}"), "Standard(1 keys)");
+    }
+
+    proptest! {
+        #[test]
+        fn every_url_that_may_be_sent_to_can_be_sent(host in "[a-zé]{1,8}\\.[a-z]{2,4}", rest in "([/?][!-~é]{0,20}){0,3}") {
+            let text = format!("https://{host}{rest}");
+            let Ok(destination) = Destination::parse(&text) else { return Ok(()) };
+            let uri = url(&text);
+            prop_assert!(uri.is_ok(), "{}", text);
+            prop_assert_eq!(Destination::parse(&uri.unwrap().to_string()), Ok(destination));
+        }
     }
 }
