@@ -17,12 +17,13 @@ use crate::owner::Sending;
 pub(crate) async fn attempt(store: &dyn Store, client: &Client, lease: &Lease, sending: &Sending) -> AttemptRecord {
     let attempted_at = store.now();
     let posted = post(store, client, lease, sending).await;
+    let posthaste_sender::Timings { dns, connect, tls, first_byte } = posted.timings;
     AttemptRecord {
         id: AttemptId::from_unique(store.unique()),
         number: sending.number,
         outcome: posted.outcome,
         response_time: posted.response_time,
-        timings: Timings::default(),
+        timings: Timings { dns, connect, tls, first_byte },
         timeout: sending.timeout,
         preview: posted.preview,
         error: posted.error,
@@ -34,15 +35,27 @@ async fn post(store: &dyn Store, client: &Client, lease: &Lease, sending: &Sendi
     let not_sent = |error: &str| Posted {
         outcome: Outcome::Blocked,
         response_time: Duration::ZERO,
+        timings: posthaste_sender::Timings::default(),
         preview: None,
         error: Some(error.to_owned()),
     };
     let now = store.wall_clock();
-    let Some(url) = &sending.target.url else { return not_sent("the endpoint's URL cannot be read") };
-    let Some(secrets) = sending.target.secrets_at(now) else { return not_sent("the endpoint's secret cannot be read") };
-    let secrets: Vec<_> = secrets.into_iter().cloned().collect();
-    let one_try =
-        Try { delivery: sending.errand.delivery, attempt: sending.number, event: &sending.event, url, secrets: &secrets, now };
+    let target = &sending.target;
+    let url = match &target.url {
+        Ok(url) => url,
+        Err(rule) => return not_sent(&rule.to_string()),
+    };
+    let Ok(signer) = target.signer_at(now) else { return not_sent("the endpoint's secret cannot be read") };
+    let one_try = Try {
+        delivery: sending.errand.delivery,
+        attempt: sending.number,
+        event: &sending.event,
+        url,
+        signer: &signer,
+        payload_format: target.stored.endpoint.payload_format,
+        headers: &target.stored.endpoint.headers,
+        now,
+    };
     let request = request::build(&one_try);
     // Another node may own it by now. Its record would be refused, but the receiver would have had it twice.
     if lease.has_ended() {

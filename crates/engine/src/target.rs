@@ -1,11 +1,14 @@
 //! What sending to an endpoint takes, read once for each configuration and not for each attempt.
 
+use std::sync::Arc;
+
 use http::Uri;
+use posthaste_core::destination::Refused;
 use posthaste_core::endpoint::Policies;
 use posthaste_core::scheduler::{LaneConfig, TenantConfig};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Mode;
-use posthaste_sender::request::Secret;
+use posthaste_sender::request::{self, SecretError, Signer};
 use posthaste_store::{StoredEndpoint, StoredTenant, TakenUp};
 
 use crate::Options;
@@ -14,23 +17,29 @@ use crate::Options;
 #[derive(Debug)]
 pub struct Target {
     pub(crate) stored: StoredEndpoint,
-    pub(crate) url: Option<Uri>,
-    /// The newest first. `None` if one cannot be read.
-    secrets: Option<Vec<(Secret, Option<Timestamp>)>>,
+    pub(crate) url: Result<Uri, Refused>,
+    /// With the secrets that are in force for good. During an overlap it is made anew for each attempt.
+    signer: Option<Arc<Signer>>,
 }
 
 impl Target {
     pub(crate) fn new(stored: StoredEndpoint) -> Target {
-        let read = |secret: &posthaste_store::StoredSecret| Some((Secret::parse(&secret.secret.0).ok()?, secret.until));
-        let secrets = stored.secrets.iter().map(read).collect();
-        Target { url: stored.endpoint.url.parse().ok(), secrets, stored }
+        let is_overlap = stored.secrets.iter().any(|secret| secret.until.is_some());
+        let url = request::url(&stored.endpoint.url);
+        let mut target = Target { stored, url, signer: None };
+        if !is_overlap {
+            target.signer = target.signer_at(Timestamp::MAX).ok();
+        }
+        target
     }
 
     /// A rotated secret signs beside its successor until its overlap ends.
-    pub(crate) fn secrets_at(&self, now: Timestamp) -> Option<Vec<&Secret>> {
-        let secrets = self.secrets.as_ref()?;
-        let in_force = secrets.iter().filter(|(_, until)| until.is_none_or(|until| now < until));
-        Some(in_force.map(|(secret, _)| secret).collect())
+    pub(crate) fn signer_at(&self, now: Timestamp) -> Result<Arc<Signer>, SecretError> {
+        if let Some(signer) = &self.signer {
+            return Ok(Arc::clone(signer));
+        }
+        let in_force = self.stored.secrets.iter().filter(|secret| secret.until.is_none_or(|until| now < until));
+        Signer::new(&self.stored.endpoint.signing, in_force.map(|secret| secret.secret.0.as_str())).map(Arc::new)
     }
 }
 

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use axum::Router;
+use http::Uri;
 use posthaste_core::bucket::RateLimit;
 use posthaste_core::scheduler::Limits;
-use posthaste_sender::Client;
-use posthaste_sender::address::Egress;
+use posthaste_sender::{Client, Options as SenderOptions, Policy, Proxy};
 use posthaste_store::{Housekeeping, Keyring, MasterKey, Options as StoreOptions, Postgres, SecretText, Sqlite, Store};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -93,7 +93,7 @@ impl Server {
         let mut tasks = Vec::new();
         if settings.has_role(Role::Deliver) {
             let engine =
-                posthaste_engine::run(Arc::clone(&store), client(settings), engine_options(settings), told(stopped.clone()));
+                posthaste_engine::run(Arc::clone(&store), client(settings)?, engine_options(settings), told(stopped.clone()));
             tasks.push(tokio::spawn(engine));
         }
         let router =
@@ -134,9 +134,6 @@ fn refuse_what_is_not_there_yet(settings: &Settings) -> anyhow::Result<()> {
     let absent = [
         (settings.outbox.is_some() || settings.role.contains(&Role::Relay), "outbox, --role relay"),
         (settings.metrics_listen.is_some(), "metrics_listen"),
-        (settings.proxy.is_some(), "proxy"),
-        (settings.bind_address.is_some(), "bind_address"),
-        (!settings.extra_roots.is_empty(), "extra_roots"),
     ];
     let asked: Vec<&str> = absent.iter().filter(|(is_asked, _)| *is_asked).map(|(_, name)| *name).collect();
     if asked.is_empty() { Ok(()) } else { bail!("this version of Posthaste does not have: {}", asked.join("; ")) }
@@ -186,8 +183,31 @@ fn engine_options(settings: &Settings) -> posthaste_engine::Options {
     }
 }
 
-fn client(settings: &Settings) -> Client {
-    Client::new(Egress { allowed_networks: settings.allow_networks.clone() })
+/// Where deliveries may go; the API judges by the same when an endpoint is made.
+fn egress_policy(settings: &Settings) -> Policy {
+    let public_host = settings.public_url.as_deref().and_then(|url| url.parse::<Uri>().ok());
+    Policy {
+        allowed_networks: settings.allow_networks.clone(),
+        allow_http: settings.allow_http,
+        public_host: public_host.as_ref().and_then(Uri::host).map(str::to_owned),
+    }
+}
+
+fn client(settings: &Settings) -> anyhow::Result<Client> {
+    let mut extra_roots = Vec::new();
+    for path in &settings.extra_roots {
+        let file = std::fs::read(path).with_context(|| format!("cannot read extra_roots {}", path.display()))?;
+        extra_roots.extend(file);
+        extra_roots.push(b'\n');
+    }
+    let options = SenderOptions {
+        policy: egress_policy(settings),
+        proxy: settings.proxy.as_ref().map(|proxy| Proxy::parse(&proxy.0)).transpose()?,
+        bind_address: settings.bind_address,
+        extra_roots,
+        ..SenderOptions::default()
+    };
+    Ok(Client::new(&options)?)
 }
 
 /// What a process answers that has no API: whoever watches it still has to know that it lives.

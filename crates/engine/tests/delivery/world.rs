@@ -17,8 +17,7 @@ use posthaste_core::id::{DeliveryId, EndpointId, EventId, TenantId};
 use posthaste_core::retry::{RetryPolicy, Strategy};
 use posthaste_core::text::{Labels, OrderingKey};
 use posthaste_engine::Options;
-use posthaste_sender::Client;
-use posthaste_sender::address::Egress;
+use posthaste_sender::{Client, Options as SenderOptions, Policy};
 use posthaste_store::{
     Audit, Change, Command, Commanded, DeliveryQuery, DeliveryRow, Keyring, MasterKey, NewEndpoint, NewEvent,
     Options as StoreOptions, SecretText, Sqlite, Store, StoredSecret, partition_of,
@@ -156,7 +155,8 @@ impl World {
     }
 
     pub(crate) fn start_with(&self, options: Options) -> Running {
-        let client = Client::new(Egress { allowed_networks: vec!["127.0.0.0/8".parse().unwrap()] });
+        let policy = Policy { allowed_networks: vec!["127.0.0.0/8".parse().unwrap()], allow_http: true, public_host: None };
+        let client = Client::new(&SenderOptions { policy, ..SenderOptions::default() }).unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let engine = tokio::spawn(posthaste_engine::run(Arc::clone(&self.store), client, options, async {
             let _ = stopped.await;
