@@ -16,6 +16,7 @@
 //! | May this endpoint be sent to now? | [`circuit`], [`bucket`], [`quiet_hours`] |
 //! | How long do we wait for an answer? | [`timeout`], fed by [`latency`] |
 //! | How is this endpoint doing? | [`health`] |
+//! | May a delivery go to this URL, to this address? | [`destination`] |
 //! | Who goes next? | [`scheduler`] |
 //! | Why does this delivery wait? | [`admission`] |
 
@@ -24,6 +25,7 @@ pub mod bucket;
 pub mod catalogue;
 pub mod circuit;
 pub mod delivery;
+pub mod destination;
 pub mod endpoint;
 pub mod event;
 pub mod filter;

@@ -7,7 +7,7 @@ use posthaste_core::event::Event;
 use posthaste_core::id::AttemptId;
 use posthaste_core::scheduler::Entry;
 use posthaste_core::time::Timestamp;
-use posthaste_sender::request::{self, Secret, Try};
+use posthaste_sender::request::{self, Signer, Try};
 use posthaste_sender::{Client, Posted};
 use posthaste_store::{AttemptRecord, Epoch, Record, Recorded, RecordedAs, Store, StoredEndpoint, Timings};
 
@@ -29,7 +29,8 @@ pub(crate) async fn attempt(store: Arc<dyn Store>, client: Client, options: Opti
     let posted = send(&client, &options, &due, number, store.wall_clock()).await;
     let now = store.now();
     let verdict = judge(now, delivery, number, &posted.outcome, &options.retry);
-    let Posted { outcome, response_time, preview, error } = posted;
+    let Posted { outcome, response_time, timings, preview, error } = posted;
+    let posthaste_sender::Timings { dns, connect, tls, first_byte } = timings;
     tracing::info!(
         %delivery, event = %due.event.id, endpoint = %due.endpoint.endpoint.id, tenant = %due.event.tenant,
         attempt = number, ?outcome, response_time_ms = response_time.as_millis(), ?verdict, "webhook_delivery_attempt"
@@ -39,7 +40,7 @@ pub(crate) async fn attempt(store: Arc<dyn Store>, client: Client, options: Opti
         number,
         outcome,
         response_time,
-        timings: Timings::default(),
+        timings: Timings { dns, connect, tls, first_byte },
         timeout: options.timeout,
         preview,
         error,
@@ -68,19 +69,32 @@ pub(crate) async fn attempt(store: Arc<dyn Store>, client: Client, options: Opti
 }
 
 async fn send(client: &Client, options: &Options, due: &Due, number: u32, now: Timestamp) -> Posted {
-    let not_sent = |error: &str| Posted {
+    let not_sent = |error: String| Posted {
         outcome: Outcome::Blocked,
         response_time: std::time::Duration::ZERO,
+        timings: posthaste_sender::Timings::default(),
         preview: None,
-        error: Some(error.to_owned()),
+        error: Some(error),
     };
     let endpoint = &due.endpoint;
-    let Ok(url) = endpoint.endpoint.url.parse() else { return not_sent("the endpoint's URL cannot be read") };
+    let url = match request::url(&endpoint.endpoint.url) {
+        Ok(url) => url,
+        Err(rule) => return not_sent(rule.to_string()),
+    };
     // A rotated secret signs beside its successor until its overlap ends.
     let in_force = endpoint.secrets.iter().filter(|secret| secret.until.is_none_or(|until| now < until));
-    let Ok(secrets) = in_force.map(|stored| Secret::parse(&stored.secret.0)).collect::<Result<Vec<_>, _>>() else {
-        return not_sent("the endpoint's secret cannot be read");
+    let Ok(signer) = Signer::new(&endpoint.endpoint.signing, in_force.map(|stored| stored.secret.0.as_str())) else {
+        return not_sent("the endpoint's secret cannot be read".to_owned());
     };
-    let one_try = Try { delivery: due.entry.delivery, attempt: number, event: &due.event, url: &url, secrets: &secrets, now };
+    let one_try = Try {
+        delivery: due.entry.delivery,
+        attempt: number,
+        event: &due.event,
+        url: &url,
+        signer: &signer,
+        payload_format: endpoint.endpoint.payload_format,
+        headers: &endpoint.endpoint.headers,
+        now,
+    };
     client.post(request::build(&one_try), options.timeout, now).await
 }

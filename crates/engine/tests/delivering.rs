@@ -19,8 +19,7 @@ use posthaste_core::id::{DeliveryId, EndpointId, EventId, TenantId};
 use posthaste_core::retry::{RetryPolicy, Strategy};
 use posthaste_core::text::Labels;
 use posthaste_engine::Options;
-use posthaste_sender::Client;
-use posthaste_sender::address::Egress;
+use posthaste_sender::{Client, Options as SenderOptions, Policy};
 use posthaste_signing::{Key, Received, Secret, TOLERANCE, standard};
 use posthaste_store::{
     Audit, Change, DeliveryQuery, Keyring, MasterKey, NewEndpoint, NewEvent, Options as StoreOptions, SecretText, Sqlite, Store,
@@ -117,7 +116,8 @@ impl World {
         let strategy = Strategy::Schedule { delays: vec![Duration::ZERO; 2], jitter_percent: 0 };
         let retry = RetryPolicy::new(strategy, 3, BTreeSet::new()).unwrap();
         let options = Options { retry, ..Options::default() };
-        let client = Client::new(Egress { allowed_networks: vec!["127.0.0.0/8".parse().unwrap()] });
+        let policy = Policy { allowed_networks: vec!["127.0.0.0/8".parse().unwrap()], allow_http: true, public_host: None };
+        let client = Client::new(&SenderOptions { policy, ..SenderOptions::default() }).unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let engine = tokio::spawn(posthaste_engine::run(Arc::clone(&self.store), client, options, async {
             let _ = stopped.await;

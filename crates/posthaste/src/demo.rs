@@ -13,8 +13,7 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client as HttpClient;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use posthaste_sender::Client;
-use posthaste_sender::address::Egress;
+use posthaste_sender::{Client, Options as SenderOptions, Policy};
 use posthaste_signing::Secret;
 use posthaste_store::{Keyring, MasterKey, Options as StoreOptions, Sqlite, Store};
 use serde_json::{Value, json};
@@ -45,7 +44,9 @@ async fn show(scratch: &Scratch) -> anyhow::Result<()> {
     let (arrived, mut arrivals) = mpsc::unbounded_channel();
     let receiver = serve(receiver::router(Arc::clone(&secret), arrived)).await?;
     let (stop, stopped) = oneshot::channel::<()>();
-    let client = Client::new(Egress { allowed_networks: vec!["127.0.0.0/8".parse().context("our own network")?] });
+    let policy =
+        Policy { allowed_networks: vec!["127.0.0.0/8".parse().context("our own network")?], allow_http: true, public_host: None };
+    let client = Client::new(&SenderOptions { policy, ..SenderOptions::default() })?;
     let engine = tokio::spawn(posthaste_engine::run(store, client, posthaste_engine::Options::default(), async {
         let _ = stopped.await;
     }));

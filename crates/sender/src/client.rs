@@ -1,33 +1,38 @@
 //! Posts a request and says what came of it.
 
 use std::error::Error;
+use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::RETRY_AFTER;
-use http::{Request, Response};
-use http_body_util::{BodyExt, Full};
+use http::{Request, Response, Uri};
+use http_body_util::Full;
 use hyper::body::Incoming;
-use hyper_util::client::legacy;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
 use posthaste_core::delivery::{NoConnection, Outcome, Silence};
+use posthaste_core::destination::{Destination, Policy};
 use posthaste_core::retry_after;
 use posthaste_core::time::Timestamp;
+use tokio::time::Instant;
 
-use crate::address::Egress;
-use crate::connector::{ConnectError, GuardedConnector};
+use crate::connection::SendError;
+use crate::connector::{Connector, Failure, within};
+use crate::options::{Options, OptionsError};
+use crate::pool::{Lease, Pool, Visit};
+use crate::preview::{self, Preview};
+use crate::redact::OwnSecrets;
 
-/// What we keep of an answer. Enough to read an error, too little to store someone's data.
-pub const RESPONSE_PREVIEW_BYTES_MAX: usize = 4 * 1024;
-/// How long a body may take once the head has said what we wanted to know.
-const PREVIEW_TIME_MAX: Duration = Duration::from_secs(1);
-const IDLE_MAX: Duration = Duration::from_mins(1);
-const IDLE_PER_HOST_MAX: usize = 64;
+pub use crate::preview::RESPONSE_PREVIEW_BYTES_MAX;
 
-#[derive(Clone, Debug)]
+/// What people are told of a failure.
+const ERROR_BYTES_MAX: usize = 512;
+
+/// Cheap to clone; the clones share their connections.
+#[derive(Clone)]
 pub struct Client {
-    http: legacy::Client<GuardedConnector, Full<Bytes>>,
+    connector: Arc<Connector>,
+    pool: Arc<Pool>,
 }
 
 /// What came of one request.
@@ -36,36 +41,156 @@ pub struct Posted {
     pub outcome: Outcome,
     /// From the start of the attempt to the response head, or to the failure.
     pub response_time: Duration,
+    pub timings: Timings,
+    /// The beginning of the answer's body, without what looks like a secret.
     pub preview: Option<String>,
     pub error: Option<String>,
 }
 
+/// Where the time went; `None` for what did not happen, as on a connection that was open.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Timings {
+    pub dns: Option<Duration>,
+    pub connect: Option<Duration>,
+    pub tls: Option<Duration>,
+    /// From sending to the head of the answer.
+    pub first_byte: Option<Duration>,
+}
+
 impl Client {
-    pub fn new(egress: Egress) -> Client {
-        let http = legacy::Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(IDLE_MAX)
-            .pool_max_idle_per_host(IDLE_PER_HOST_MAX)
-            .http1_max_buf_size(32 * 1024)
-            .build(GuardedConnector { egress: Arc::new(egress) });
-        Client { http }
+    pub fn new(options: &Options) -> Result<Client, OptionsError> {
+        Ok(Client { connector: Arc::new(Connector::new(options)?), pool: Pool::new(options) })
+    }
+
+    /// Where requests may go from now on. Connections that it forbids are closed; what is under way ends by itself.
+    pub fn set_policy(&self, policy: Policy) {
+        self.pool.set_policy(policy);
+    }
+
+    /// What is in force.
+    pub fn policy(&self) -> Arc<Policy> {
+        self.pool.policy()
+    }
+
+    /// How many unused connections are kept.
+    pub fn idle_connections(&self) -> usize {
+        self.pool.idle_connections()
     }
 
     /// Sends, and waits at most `timeout` for the head of an answer. `now` is only for reading dates in it.
+    /// Whatever the receiver does, this is over within the timeout and a second.
     pub async fn post(&self, request: Request<Full<Bytes>>, timeout: Duration, now: Timestamp) -> Posted {
         let started = Instant::now();
-        let answer = tokio::time::timeout(timeout, self.http.request(request)).await;
+        let secrets = OwnSecrets::of(request.headers());
+        let mut timings = Timings::default();
+        let destination = match Destination::parse(&request.uri().to_string()) {
+            Ok(destination) => destination,
+            Err(rule) => return failed(Failure::refused(&rule), started.elapsed(), timings),
+        };
+        let mut visit = self.pool.visit(&destination);
+        let sent = self.send(&mut visit, &destination, request, started + timeout, &mut timings).await;
         let response_time = started.elapsed();
-        let failed = |outcome, error: String| Posted { outcome, response_time, preview: None, error: Some(error) };
-        match answer {
-            Ok(Ok(response)) => {
+        match sent {
+            Ok((response, lease)) => {
                 let outcome = Outcome::Answered { status: response.status().as_u16(), retry_after: asked_to_wait(&response, now) };
-                Posted { outcome, response_time, preview: preview(response.into_body()).await, error: None }
+                let Preview { text, is_whole } = preview::read(response, &secrets).await;
+                if is_whole {
+                    lease.keep();
+                }
+                Posted { outcome, response_time, timings, preview: text, error: None }
             }
-            Ok(Err(error)) => failed(class_of(&error), root_cause(&error)),
-            Err(_) => failed(Outcome::Silent(Silence::Timeout), format!("no answer within {} ms", timeout.as_millis())),
+            Err(failure) => failed(failure, response_time, timings),
         }
     }
+
+    /// Up to the head of an answer.
+    async fn send<'a>(
+        &self,
+        visit: &'a mut Visit,
+        destination: &Destination,
+        mut request: Request<Full<Bytes>>,
+        deadline: Instant,
+        timings: &mut Timings,
+    ) -> Result<(Response<Incoming>, Lease<'a>), Failure> {
+        self.pool.policy().check(destination).map_err(|rule| Failure::refused(&rule))?;
+        let url: Uri = destination
+            .as_str()
+            .parse()
+            .map_err(|_| Failure { outcome: Outcome::Blocked, error: "the URL cannot be sent".to_owned() })?;
+        if within(deadline, visit.wait_for_slot()).await.is_none() {
+            let error = "all connections to this host were in use for the whole time";
+            return Err(Failure::not_sent(NoConnection::Connect, error));
+        }
+        let visit = &*visit;
+        loop {
+            let (mut lease, is_new) = match visit.take() {
+                Some(lease) => (lease, false),
+                None => (self.dial(visit, destination, deadline, timings).await?, true),
+            };
+            let sending = Instant::now();
+            // Only a connection that was used before is worth a second try, and only HTTP/2 can refuse after it has seen it.
+            let spare = (!is_new && lease.is_shared()).then(|| request.clone());
+            let answer = within(deadline, lease.connection().send(request, &url)).await;
+            timings.first_byte = Some(sending.elapsed());
+            match answer {
+                Some(Ok(response)) => return Ok((response, lease)),
+                Some(Err(SendError::Unsent(unsent, _))) if !is_new => request = *unsent,
+                Some(Err(SendError::Lost { was_refused: true, error })) => match spare {
+                    Some(spare) => request = spare,
+                    None => return Err(lost(&error)),
+                },
+                Some(Err(SendError::Lost { was_refused: false, error })) => return Err(lost(&error)),
+                Some(Err(SendError::Unsent(_, error))) => {
+                    let error = format!("the connection was closed before the request was written: {}", root_cause(&error));
+                    return Err(Failure::not_sent(NoConnection::Connect, error));
+                }
+                None => {
+                    let error = "the request was sent, and no answer came in time".to_owned();
+                    return Err(Failure { outcome: Outcome::Silent(Silence::Timeout), error });
+                }
+            }
+        }
+    }
+
+    async fn dial<'a>(
+        &self,
+        visit: &'a Visit,
+        destination: &Destination,
+        deadline: Instant,
+        timings: &mut Timings,
+    ) -> Result<Lease<'a>, Failure> {
+        let connection = self.connector.connect(&self.pool.policy(), destination, deadline, timings).await?;
+        // The policy may have changed while it was made.
+        let address = connection.facts().address;
+        self.pool.policy().judge(destination, address).map_err(|rule| Failure::refused(&rule))?;
+        Ok(visit.lease(connection))
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("connector", &self.connector).field("policy", &self.policy()).finish_non_exhaustive()
+    }
+}
+
+fn failed(failure: Failure, response_time: Duration, mut timings: Timings) -> Posted {
+    let Failure { outcome, mut error } = failure;
+    // There was no byte.
+    timings.first_byte = None;
+    // Some of it may be the receiver's own words, such as the names in a certificate.
+    error.retain(|character| !character.is_control());
+    error.truncate(error.floor_char_boundary(ERROR_BYTES_MAX));
+    Posted { outcome, response_time, timings, preview: None, error: Some(error) }
+}
+
+/// The request may have been seen.
+fn lost(error: &hyper::Error) -> Failure {
+    let what = if error.is_parse() || error.is_parse_status() {
+        "the answer is not HTTP that can be read"
+    } else {
+        "the connection broke before an answer came"
+    };
+    Failure { outcome: Outcome::Silent(Silence::Reset), error: format!("{what}: {}", root_cause(error)) }
 }
 
 fn asked_to_wait(response: &Response<Incoming>, now: Timestamp) -> Option<Duration> {
@@ -75,38 +200,10 @@ fn asked_to_wait(response: &Response<Incoming>, now: Timestamp) -> Option<Durati
     retry_after::parse(value.to_str().ok()?, now)
 }
 
-fn class_of(error: &legacy::Error) -> Outcome {
-    match error.source().and_then(|source| source.downcast_ref::<ConnectError>()) {
-        Some(ConnectError::Blocked) => Outcome::Blocked,
-        Some(ConnectError::Failed(failure, _)) => Outcome::NotSent(*failure),
-        None if error.is_connect() => Outcome::NotSent(NoConnection::Connect),
-        None => Outcome::Silent(Silence::Reset),
-    }
-}
-
 fn root_cause(error: &dyn Error) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {
         cause = source;
     }
     cause.to_string()
-}
-
-/// The beginning of the body. The head has decided already; the body may be endless, and is cut off.
-async fn preview(mut body: Incoming) -> Option<String> {
-    let mut kept: Vec<u8> = Vec::new();
-    let read = async {
-        while kept.len() < RESPONSE_PREVIEW_BYTES_MAX {
-            let Some(Ok(frame)) = body.frame().await else { break };
-            if let Some(bytes) = frame.data_ref() {
-                let room = RESPONSE_PREVIEW_BYTES_MAX - kept.len();
-                kept.extend_from_slice(&bytes[..bytes.len().min(room)]);
-            }
-        }
-    };
-    let _ = tokio::time::timeout(PREVIEW_TIME_MAX, read).await;
-    let mut text = String::from_utf8_lossy(&kept).into_owned();
-    // What was not UTF-8 has grown.
-    text.truncate(text.floor_char_boundary(RESPONSE_PREVIEW_BYTES_MAX));
-    (!text.is_empty()).then_some(text)
 }

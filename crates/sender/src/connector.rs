@@ -1,110 +1,270 @@
 //! Where connections are made, and where addresses are judged.
+//!
+//! A name is resolved, every address it has is judged, and one of those is dialled: nothing is resolved a second time. Each
+//! step has until the deadline, and says by its own class that it came to nothing.
 
-use std::fmt;
 use std::future::Future;
-use std::net::SocketAddr;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
-use http::Uri;
-use hyper_util::client::legacy::connect::{Connected, Connection};
-use hyper_util::rt::TokioIo;
-use posthaste_core::delivery::NoConnection;
-use tokio::net::{TcpStream, lookup_host};
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use posthaste_core::delivery::{NoConnection, Outcome};
+use posthaste_core::destination::{Destination, Host, Policy, Refused, Scheme};
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::{Instant, timeout_at};
+use tokio_rustls::TlsConnector;
 
-use crate::address::Egress;
+use crate::client::Timings;
+use crate::connection::{Connection, Stream};
+use crate::names::{self, Names};
+use crate::options::{Options, OptionsError, Proxy};
+use crate::{proxy, tls};
 
-/// Resolves, judges, and dials what it has judged.
-#[derive(Clone)]
-pub(crate) struct GuardedConnector {
-    pub(crate) egress: Arc<Egress>,
+/// How long one address is tried alone before the next is tried beside it: a broken network of one kind must not cost the attempt.
+const HEAD_START: Duration = Duration::from_millis(250);
+
+pub(crate) struct Connector {
+    names: Names,
+    tls: TlsConnector,
+    proxy: Option<Proxy>,
+    bind_address: Option<IpAddr>,
 }
 
-/// Why there is no connection. Nothing was sent.
+/// Why there is no answer, and what to tell people.
 #[derive(Debug)]
-pub(crate) enum ConnectError {
-    /// One of the addresses is not permitted. All must be, or a name could mix them.
-    Blocked,
-    Failed(NoConnection, std::io::Error),
+pub(crate) struct Failure {
+    pub(crate) outcome: Outcome,
+    pub(crate) error: String,
 }
 
-impl fmt::Display for ConnectError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            // Which address it was is the operator's business: a tenant could read out internal names.
-            ConnectError::Blocked => f.write_str("the address is not one that deliveries may go to"),
-            ConnectError::Failed(NoConnection::Dns, error) => write!(f, "the name could not be resolved: {error}"),
-            ConnectError::Failed(NoConnection::Connect | NoConnection::Tls, error) => write!(f, "could not connect: {error}"),
-        }
+impl Failure {
+    pub(crate) fn not_sent(what: NoConnection, error: impl Into<String>) -> Failure {
+        Failure { outcome: Outcome::NotSent(what), error: error.into() }
+    }
+
+    pub(crate) fn refused(rule: &Refused) -> Failure {
+        Failure { outcome: Outcome::Blocked, error: rule.to_string() }
     }
 }
 
-impl std::error::Error for ConnectError {}
+impl Connector {
+    pub(crate) fn new(options: &Options) -> Result<Connector, OptionsError> {
+        Ok(Connector {
+            names: Names::new(&options.name_servers)?,
+            tls: TlsConnector::from(tls::config(options)?),
+            proxy: options.proxy.clone(),
+            bind_address: options.bind_address,
+        })
+    }
 
-impl GuardedConnector {
-    async fn connect(self, uri: Uri) -> Result<Guarded, ConnectError> {
-        let dns = |error| ConnectError::Failed(NoConnection::Dns, error);
-        let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
-        let port = match uri.port() {
-            None => 80,
-            Some(port) => port.as_u16(),
+    pub(crate) async fn connect(
+        &self,
+        policy: &Policy,
+        destination: &Destination,
+        deadline: Instant,
+        timings: &mut Timings,
+    ) -> Result<Connection, Failure> {
+        let addresses = self.judged_addresses(policy, destination, deadline, timings).await?;
+        let connecting = Instant::now();
+        let connected = within(deadline, self.reach(&addresses, destination.port())).await;
+        timings.connect = Some(connecting.elapsed());
+        let (stream, dialled, address) = match connected {
+            Some(Ok(connected)) => connected,
+            Some(Err(error)) => {
+                return Err(Failure::not_sent(NoConnection::Connect, format!("could not connect: {}", error_in_words(&error))));
+            }
+            None => return Err(Failure::not_sent(NoConnection::Connect, "no connection came about in time")),
         };
-        let addresses: Vec<SocketAddr> = lookup_host((host, port)).await.map_err(dns)?.collect();
-        if addresses.iter().any(|address| !self.egress.permits(address.ip())) {
-            return Err(ConnectError::Blocked);
+        // Somebody between us and the kernel could have led it elsewhere.
+        if stream.peer_addr().is_ok_and(|peer| peer != dialled) {
+            return Err(blocked(None));
         }
-        let first = addresses.first().ok_or_else(|| dns(std::io::Error::other("no address")))?;
-        let stream = TcpStream::connect(first).await.map_err(|error| ConnectError::Failed(NoConnection::Connect, error))?;
+        let stream = match destination.scheme() {
+            Scheme::Http => Stream::Plain(stream),
+            Scheme::Https => {
+                let handshaking = Instant::now();
+                let shaken = within(deadline, self.handshake(stream, destination.host())).await;
+                timings.tls = Some(handshaking.elapsed());
+                match shaken {
+                    Some(Ok(stream)) => stream,
+                    Some(Err(error)) => return Err(Failure::not_sent(NoConnection::Tls, tls::in_words(&error))),
+                    None => return Err(Failure::not_sent(NoConnection::Tls, "the TLS handshake took too long")),
+                }
+            }
+        };
+        Connection::over(stream, destination.clone(), address)
+            .await
+            .map_err(|error| Failure::not_sent(NoConnection::Connect, format!("the connection broke at once: {error}")))
+    }
+
+    /// Every address that the destination has, all of them permitted.
+    async fn judged_addresses(
+        &self,
+        policy: &Policy,
+        destination: &Destination,
+        deadline: Instant,
+        timings: &mut Timings,
+    ) -> Result<Vec<IpAddr>, Failure> {
+        let name = match destination.host() {
+            Host::Address(address) => {
+                policy.judge(destination, *address).map_err(|rule| Failure::refused(&rule))?;
+                return Ok(vec![*address]);
+            }
+            Host::Name(name) => name,
+        };
+        if names::is_this_machine(name) {
+            // Whoever allows one of the two wants to reach this machine by it.
+            let mut allowed = names::THIS_MACHINE.to_vec();
+            allowed.retain(|address| policy.judge(destination, *address).is_ok());
+            return if allowed.is_empty() { Err(blocked(None)) } else { Ok(allowed) };
+        }
+        let resolving = Instant::now();
+        let resolved = within(deadline, self.names.resolve(name)).await;
+        timings.dns = Some(resolving.elapsed());
+        let addresses = match resolved {
+            Some(Ok(addresses)) => addresses,
+            Some(Err(error)) => return Err(Failure::not_sent(NoConnection::Dns, error)),
+            None => return Err(Failure::not_sent(NoConnection::Dns, "no name server answered in time")),
+        };
+        for address in &addresses {
+            policy.judge(destination, *address).map_err(|rule| blocked(Some(&rule)))?;
+        }
+        Ok(addresses)
+    }
+
+    /// To one of the addresses, through the proxy where there is one. Answers also what was dialled, and which of the addresses
+    /// it leads to.
+    async fn reach(&self, addresses: &[IpAddr], port: u16) -> io::Result<(TcpStream, SocketAddr, IpAddr)> {
+        let targets = addresses.iter().map(|address| SocketAddr::new(*address, port));
+        match &self.proxy {
+            None => {
+                let (stream, dialled) = self.dial(targets.collect()).await?;
+                Ok((stream, dialled, dialled.ip()))
+            }
+            Some(proxy) => {
+                let target = targets.min_by_key(SocketAddr::is_ipv6).ok_or_else(no_address)?;
+                let (mut stream, dialled) = self.dial(self.addresses_of(proxy).await?).await?;
+                proxy::open_tunnel(&mut stream, proxy, target).await?;
+                Ok((stream, dialled, target.ip()))
+            }
+        }
+    }
+
+    /// The operator has named it, so it is not judged.
+    async fn addresses_of(&self, proxy: &Proxy) -> io::Result<Vec<SocketAddr>> {
+        let addresses = match proxy.host.parse() {
+            Ok(address) => vec![address],
+            Err(_) if names::is_this_machine(&proxy.host) => names::THIS_MACHINE.to_vec(),
+            Err(_) => self.names.resolve(&proxy.host).await.map_err(|error| io::Error::other(format!("the proxy: {error}")))?,
+        };
+        Ok(addresses.into_iter().map(|address| SocketAddr::new(address, proxy.port)).collect())
+    }
+
+    /// The first connection that comes about, with a head start for the addresses that come first.
+    async fn dial(&self, addresses: Vec<SocketAddr>) -> io::Result<(TcpStream, SocketAddr)> {
+        let fits = |address: &SocketAddr| self.bind_address.is_none_or(|bind| bind.is_ipv4() == address.is_ipv4());
+        let mut waiting = alternating(addresses.into_iter().filter(fits).collect()).into_iter();
+        let mut dialling = FuturesUnordered::new();
+        dialling.push(self.dial_one(waiting.next().ok_or_else(no_address)?));
+        loop {
+            tokio::select! {
+                biased;
+                Some(dialled) = dialling.next() => match (dialled, waiting.next()) {
+                    (Ok(dialled), _) => return Ok(dialled),
+                    (Err(_), Some(next)) => dialling.push(self.dial_one(next)),
+                    (Err(error), None) if dialling.is_empty() => return Err(error),
+                    (Err(_), None) => {}
+                },
+                () = tokio::time::sleep(HEAD_START), if waiting.len() > 0 => {
+                    if let Some(next) = waiting.next() {
+                        dialling.push(self.dial_one(next));
+                    }
+                }
+            }
+        }
+    }
+
+    async fn dial_one(&self, address: SocketAddr) -> io::Result<(TcpStream, SocketAddr)> {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        if let Some(bind_address) = self.bind_address {
+            socket.bind(SocketAddr::new(bind_address, 0))?;
+        }
+        let stream = socket.connect(address).await?;
         // One small write per request: waiting for more would only add delay.
-        let _ = stream.set_nodelay(true);
-        Ok(Guarded(TokioIo::new(stream)))
+        stream.set_nodelay(true)?;
+        Ok((stream, address))
+    }
+
+    async fn handshake(&self, stream: TcpStream, host: &Host) -> io::Result<Stream> {
+        let name = tls::server_name(host).ok_or_else(|| io::Error::other("no certificate can be for this name"))?;
+        let stream = self.tls.connect(name, stream).await?;
+        Ok(Stream::Tls(Box::new(stream)))
     }
 }
 
-impl tower_service::Service<Uri> for GuardedConnector {
-    type Response = Guarded;
-    type Error = ConnectError;
-    type Future = Pin<Box<dyn Future<Output = Result<Guarded, ConnectError>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, uri: Uri) -> Self::Future {
-        Box::pin(self.clone().connect(uri))
+impl std::fmt::Debug for Connector {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Connector").field("proxy", &self.proxy).field("bind_address", &self.bind_address).finish_non_exhaustive()
     }
 }
 
-/// A connection to an address that was judged.
-pub(crate) struct Guarded(TokioIo<TcpStream>);
+/// Which address it was is the operator's business: a tenant could read out internal names.
+fn blocked(rule: Option<&Refused>) -> Failure {
+    let error = match rule {
+        Some(Refused::Name(rule)) => rule.to_string(),
+        _ => "the name leads to an address that deliveries do not go to (an operator can allow a network)".to_owned(),
+    };
+    Failure { outcome: Outcome::Blocked, error }
+}
 
-impl Connection for Guarded {
-    fn connected(&self) -> Connected {
-        Connected::new()
+/// One of each kind in turn, so that the second try is over the other network.
+fn alternating(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    let (six, four): (Vec<_>, Vec<_>) = addresses.into_iter().partition(SocketAddr::is_ipv6);
+    let (mut six, mut four) = (six.into_iter(), four.into_iter());
+    let mut mixed = Vec::with_capacity(six.len() + four.len());
+    while six.len() + four.len() > 0 {
+        mixed.extend(six.next());
+        mixed.extend(four.next());
+    }
+    mixed
+}
+
+fn no_address() -> io::Error {
+    io::Error::other("the host has no address of the kind that can be dialled from here")
+}
+
+/// The system's own words without its number.
+fn error_in_words(error: &io::Error) -> String {
+    use io::ErrorKind;
+    let kind = error.kind();
+    if kind == ErrorKind::ConnectionRefused {
+        "the receiver refused the connection".to_owned()
+    } else if kind == ErrorKind::ConnectionReset {
+        "the receiver reset the connection".to_owned()
+    } else if kind == ErrorKind::TimedOut {
+        "the receiver did not answer".to_owned()
+    } else if matches!(kind, ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable) {
+        "there is no way to the receiver's network".to_owned()
+    } else {
+        error.to_string()
     }
 }
 
-impl hyper::rt::Read for Guarded {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: hyper::rt::ReadBufCursor<'_>,
-    ) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(context, buffer)
-    }
+/// `None` where the time was up first.
+pub(crate) async fn within<T>(deadline: Instant, step: impl Future<Output = T>) -> Option<T> {
+    timeout_at(deadline, step).await.ok()
 }
 
-impl hyper::rt::Write for Guarded {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(context, bytes)
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(context)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(context)
+    #[test]
+    fn the_second_try_is_over_the_other_network() {
+        let addresses = ["[::1]:1", "[::2]:1", "[::3]:1", "1.1.1.1:1", "2.2.2.2:1"].map(|address| address.parse().unwrap());
+        let shown: Vec<String> = alternating(addresses.to_vec()).iter().map(SocketAddr::to_string).collect();
+        assert_eq!(shown, ["[::1]:1", "1.1.1.1:1", "[::2]:1", "2.2.2.2:1", "[::3]:1"]);
     }
 }

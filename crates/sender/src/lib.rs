@@ -3,11 +3,28 @@
 //! Nothing else in Posthaste opens a connection to a receiver. What a receiver does, however strange, is an `Outcome`
 //! and never an error of ours; and the address is judged where the connection is made, after DNS, every time.
 //!
-//! Today it speaks plain HTTP/1.1 and reaches only networks that the operator allows.
+//! | question | file |
+//! |---|---|
+//! | What does a receiver get? | [`request`] |
+//! | What came of it, and how long may it take? | [`client`] |
+//! | Where may it go? | `posthaste_core::destination` decides; `connector.rs` asks it and dials what was judged |
+//! | Which connections are kept? | `pool.rs`; `connection.rs` is one of them, `meter.rs` bounds what it may read |
+//! | What of an answer is kept? | `preview.rs`, `redact.rs` |
+//! | What can an operator set? | [`options`] |
 
-pub mod address;
 pub mod client;
+mod connection;
 mod connector;
+mod meter;
+mod names;
+pub mod options;
+mod pool;
+mod preview;
+mod proxy;
+mod redact;
 pub mod request;
+mod tls;
 
-pub use client::{Client, Posted};
+pub use client::{Client, Posted, RESPONSE_PREVIEW_BYTES_MAX, Timings};
+pub use options::{NameServers, Options, OptionsError, Proxy, Roots};
+pub use posthaste_core::destination::Policy;

@@ -1,15 +1,22 @@
 //! The request: body, headers, signature.
+//!
+//! The id and the body are the same in every try of an event, replays included; timestamp and signature are of this one. Headers of
+//! the endpoint's own come last and never replace one of ours.
+
+use std::fmt;
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderValue, USER_AGENT};
-use http::{HeaderName, Method, Request, Uri};
+use http::header::{CONTENT_TYPE, HOST, HeaderValue, USER_AGENT};
+use http::{HeaderMap, HeaderName, Method, Request, Uri};
 use http_body_util::Full;
+use posthaste_core::destination::{Destination, Refused};
+use posthaste_core::endpoint::{HeaderNames, Headers, HexPrefix, PayloadFormat, Signing};
 use posthaste_core::event::Event;
 use posthaste_core::id::DeliveryId;
 use posthaste_core::text::Version;
 use posthaste_core::time::Timestamp;
-pub use posthaste_signing::Secret;
-use posthaste_signing::{Key, standard};
+pub use posthaste_signing::SecretError;
+use posthaste_signing::{HexSecret, Key, Secret, SigningKey, standard, timestamp_hex};
 
 /// One try of one delivery.
 #[derive(Clone, Copy, Debug)]
@@ -18,37 +25,146 @@ pub struct Try<'a> {
     /// Counted from 1.
     pub attempt: u32,
     pub event: &'a Event,
+    /// From [`url`].
     pub url: &'a Uri,
-    /// The newest first; each signs.
-    pub secrets: &'a [Secret],
+    pub signer: &'a Signer,
+    pub payload_format: PayloadFormat,
+    /// The endpoint's own.
+    pub headers: &'a Headers,
     /// When it is sent: what the receiver compares with its clock.
     pub now: Timestamp,
 }
 
-const VERSION: &str = concat!("Posthaste/", env!("CARGO_PKG_VERSION"));
+/// An endpoint's URL in the spelling that is sent. Whether it may be sent to is asked when it is.
+pub fn url(text: &str) -> Result<Uri, Refused> {
+    let destination = Destination::parse(text)?;
+    destination.as_str().parse().map_err(|_| Refused::Unreadable("it cannot be sent in a request"))
+}
 
-/// Everything a receiver gets. The id and the body are the same in every try; timestamp and signature are of this one.
+/// Signs as one endpoint wants it, with each of the secrets that are in force.
+pub enum Signer {
+    Standard(Vec<StandardKey>),
+    TimestampHex { secrets: Vec<HexSecret>, prefix: HexPrefix, header_names: HeaderNames },
+}
+
+/// A key of Standard Webhooks. Of which kind it is says how it begins, so that an endpoint can change from one to the other with both
+/// in force.
+pub enum StandardKey {
+    /// `whsec_…`, signs as `v1`.
+    Shared(Secret),
+    /// `whsk_…`, signs as `v1a`.
+    Signing(SigningKey),
+}
+
+impl Signer {
+    /// `secrets` as they were shown, the newest first.
+    pub fn new<'a>(signing: &Signing, secrets: impl IntoIterator<Item = &'a str>) -> Result<Signer, SecretError> {
+        let mut secrets = secrets.into_iter();
+        match signing {
+            Signing::Standard | Signing::StandardEd25519 => {
+                let key = |text: &str| {
+                    if text.starts_with("whsk_") {
+                        SigningKey::parse(text).map(StandardKey::Signing)
+                    } else {
+                        Secret::parse(text).map(StandardKey::Shared)
+                    }
+                };
+                Ok(Signer::Standard(secrets.map(key).collect::<Result<_, _>>()?))
+            }
+            Signing::TimestampHex { prefix, header_names } => Ok(Signer::TimestampHex {
+                secrets: secrets.try_fold(Vec::new(), |mut parsed, text| {
+                    parsed.push(HexSecret::parse(text)?);
+                    Ok(parsed)
+                })?,
+                prefix: *prefix,
+                header_names: header_names.clone(),
+            }),
+        }
+    }
+}
+
+/// Nothing of a secret is shown.
+impl fmt::Debug for Signer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Signer::Standard(keys) => write!(f, "Standard({} keys)", keys.len()),
+            Signer::TimestampHex { secrets, .. } => write!(f, "TimestampHex({} keys)", secrets.len()),
+        }
+    }
+}
+
+impl fmt::Debug for StandardKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            StandardKey::Shared(_) => f.write_str("Shared(…)"),
+            StandardKey::Signing(_) => f.write_str("Signing(…)"),
+        }
+    }
+}
+
+const USER_AGENT_VALUE: &str = concat!("Posthaste/", env!("CARGO_PKG_VERSION"));
+
+/// Everything a receiver gets.
 pub fn build(one_try: &Try<'_>) -> Request<Full<Bytes>> {
-    let Try { delivery, attempt, event, url, secrets, now } = one_try;
-    let body = envelope(event);
-    let keys: Vec<Key<'_>> = secrets.iter().map(Key::Shared).collect();
-    let signature = standard::sign(&keys, event.id.as_str(), now.as_seconds(), body.as_bytes());
+    let Try { delivery, attempt, event, url, signer, payload_format, headers: own, now } = one_try;
+    let (body, content_type) = match payload_format {
+        PayloadFormat::Envelope => (envelope(event), "application/json"),
+        PayloadFormat::Data => (event.data.as_str().to_owned(), "application/json"),
+        PayloadFormat::CloudEvents => (cloud_event(event), "application/cloudevents+json"),
+    };
+    let seconds = now.as_seconds();
+    let mut headers = HeaderMap::with_capacity(16);
+    // Some servers insist on its being the first.
+    headers.insert(HOST, host_header(url));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+    headers.insert(USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE));
+    let mut set = |name: &str, value: &str| {
+        let name = HeaderName::from_bytes(name.as_bytes()).expect("our names, and those that an endpoint chose, were checked");
+        let value = HeaderValue::from_str(value).expect("ids, numbers, hex and base64 are visible ASCII");
+        headers.insert(name, value);
+    };
+    set("webhook-id", event.id.as_str());
+    set("posthaste-delivery", &delivery.to_string());
+    set("posthaste-attempt", &attempt.to_string());
+    match signer {
+        Signer::Standard(keys) => {
+            let keys: Vec<Key<'_>> = keys.iter().map(StandardKey::as_key).collect();
+            set("webhook-timestamp", &seconds.to_string());
+            set("webhook-signature", &standard::sign(&keys, event.id.as_str(), seconds, body.as_bytes()));
+        }
+        Signer::TimestampHex { secrets, prefix, header_names } => {
+            set(header_names.id(), event.id.as_str());
+            set(header_names.delivery(), &delivery.to_string());
+            set(header_names.timestamp(), &seconds.to_string());
+            set(header_names.signature(), &timestamp_hex::sign(secrets, prefix.as_str(), seconds, body.as_bytes()));
+        }
+    }
+    for (name, value) in own.iter() {
+        let (Ok(name), Ok(mut value)) = (HeaderName::from_bytes(name.as_bytes()), HeaderValue::from_str(value)) else { continue };
+        // It may be a credential: an answer that echoes it is redacted.
+        value.set_sensitive(true);
+        headers.entry(name).or_insert(value);
+    }
     let mut request = Request::new(Full::new(Bytes::from(body)));
     *request.method_mut() = Method::POST;
     *request.uri_mut() = (*url).clone();
-    let headers = request.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    headers.insert(USER_AGENT, HeaderValue::from_static(VERSION));
-    let mut set = |name: &'static str, value: &str| {
-        let value = HeaderValue::from_str(value).expect("ids, numbers and base64 are visible ASCII");
-        headers.insert(HeaderName::from_static(name), value);
-    };
-    set("webhook-id", event.id.as_str());
-    set("webhook-timestamp", &now.as_seconds().to_string());
-    set("webhook-signature", &signature);
-    set("posthaste-delivery", &delivery.to_string());
-    set("posthaste-attempt", &attempt.to_string());
+    *request.headers_mut() = headers;
     request
+}
+
+impl StandardKey {
+    fn as_key(&self) -> Key<'_> {
+        match self {
+            StandardKey::Shared(secret) => Key::Shared(secret),
+            StandardKey::Signing(key) => Key::Signing(key),
+        }
+    }
+}
+
+/// Host and port as the URL has them.
+pub(crate) fn host_header(url: &Uri) -> HeaderValue {
+    let authority = url.authority().map(http::uri::Authority::as_str).unwrap_or_default();
+    HeaderValue::from_str(authority).unwrap_or(HeaderValue::from_static(""))
 }
 
 /// `data` goes in as it came, to the byte; everything around it is ours.
@@ -65,17 +181,38 @@ fn envelope(event: &Event) -> String {
     )
 }
 
+/// `CloudEvents` 1.0 in structured mode. Whose event it is makes the source; id and source together are unique, as it asks.
+fn cloud_event(event: &Event) -> String {
+    let quoted = |text: &str| serde_json::Value::from(text).to_string();
+    let version = event.version.as_ref().map(|version| format!("\"version\":{},", quoted(version.as_str()))).unwrap_or_default();
+    format!(
+        "{{\"specversion\":\"1.0\",\"id\":{},\"source\":{},\"type\":{},\"time\":{},\"tenant\":{},{version}\
+         \"datacontenttype\":\"application/json\",\"data\":{}}}",
+        quoted(event.id.as_str()),
+        quoted(&format!("/tenants/{}", event.tenant)),
+        quoted(event.event_type.as_str()),
+        quoted(&event.timestamp.to_rfc3339()),
+        quoted(event.tenant.as_str()),
+        event.data.as_str(),
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use expect_test::{Expect, expect};
+    use http_body_util::BodyExt;
     use posthaste_core::event::{Data, EventType, Timing};
     use posthaste_core::id::{EventId, TenantId};
     use posthaste_core::text::Labels;
+    use posthaste_signing::{Received, TOLERANCE};
+    use std::fmt::Write;
 
-    #[test]
-    fn the_envelope_keeps_the_payload_to_the_byte_and_escapes_the_rest() {
+    const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
+
+    fn event() -> Event {
         let at = Timestamp::from_millis(1_775_643_330_250);
-        let event = Event {
+        Event {
             id: EventId::parse("evt_1").unwrap(),
             tenant: TenantId::parse("acme").unwrap(),
             event_type: EventType::parse("invoice.paid").unwrap(),
@@ -87,10 +224,131 @@ mod tests {
             idempotency_key: None,
             ordering_key: None,
             timing: Timing::default(),
-        };
-        assert_eq!(
-            envelope(&event),
-            r#"{"id":"evt_1","type":"invoice.paid","version":"\"quoted\\","tenant":"acme","timestamp":"2026-04-08T10:15:30.250Z","data":{ "b":1.00, "a" : 12345678901234567890123 }}"#
+        }
+    }
+
+    fn request(signing: &Signing, secrets: &[&str], payload_format: PayloadFormat, own: &[(&str, &str)]) -> Request<Full<Bytes>> {
+        build(&Try {
+            delivery: DeliveryId::from_bytes(7_u128.to_be_bytes()),
+            attempt: 3,
+            event: &event(),
+            url: &url("https://Example.com:8443/hooks?x=1#y").unwrap(),
+            signer: &Signer::new(signing, secrets.iter().copied()).unwrap(),
+            payload_format,
+            // Checked for another scheme, as happens when an endpoint changes its scheme.
+            headers: &Headers::new(own.iter().copied(), &Signing::Standard).unwrap(),
+            now: Timestamp::from_millis(1_800_000_000_999),
+        })
+    }
+
+    fn body(request: Request<Full<Bytes>>) -> String {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let body = runtime.block_on(request.into_body().collect()).unwrap().to_bytes();
+        String::from_utf8(body.to_vec()).unwrap()
+    }
+
+    fn check(request: Request<Full<Bytes>>, expected: &Expect) {
+        let mut shown = format!("{} {}\n", request.method(), request.uri());
+        for (name, value) in request.headers() {
+            writeln!(shown, "{name}: {}", value.to_str().unwrap()).unwrap();
+        }
+        shown += &body(request);
+        expected.assert_eq(&shown);
+    }
+
+    #[test]
+    fn a_receiver_gets_the_headers_of_the_contract_and_the_envelope() {
+        check(
+            request(&Signing::Standard, &[SECRET], PayloadFormat::Envelope, &[("X-Own", "1")]),
+            &expect![[r#"
+            POST https://example.com:8443/hooks?x=1
+            host: example.com:8443
+            content-type: application/json
+            user-agent: Posthaste/0.1.0
+            webhook-id: evt_1
+            posthaste-delivery: dlv_00000000000000000000000007
+            posthaste-attempt: 3
+            webhook-timestamp: 1800000000
+            webhook-signature: v1,oiXJY2XoR4jgF+dqvD9CTNKnx1j4Nrowv3UYURQmCwM=
+            x-own: 1
+            {"id":"evt_1","type":"invoice.paid","version":"\"quoted\\","tenant":"acme","timestamp":"2026-04-08T10:15:30.250Z","data":{ "b":1.00, "a" : 12345678901234567890123 }}"#]],
         );
+    }
+
+    #[test]
+    fn the_hex_style_uses_the_names_that_were_chosen() {
+        let header_names = HeaderNames::new("X-Id", "X-Delivery", "X-Time", "X-Sig").unwrap();
+        let hex = Signing::TimestampHex { prefix: HexPrefix::Sha256, header_names };
+        check(request(&hex, &[SECRET, "an-old-secret-of-theirs"], PayloadFormat::Data, &[]), &expect![[""]]);
+    }
+
+    #[test]
+    fn a_cloud_event_has_the_required_attributes_and_the_payload_to_the_byte() {
+        let built = request(&Signing::Standard, &[SECRET], PayloadFormat::CloudEvents, &[]);
+        assert_eq!(built.headers()[CONTENT_TYPE], "application/cloudevents+json");
+        let body = body(built);
+        assert!(body.ends_with(&format!("\"data\":{}}}", event().data.as_str())), "{body}");
+        let read: serde_json::Value = serde_json::from_str(&body).unwrap();
+        for (name, value) in [
+            ("specversion", "1.0"),
+            ("id", "evt_1"),
+            ("source", "/tenants/acme"),
+            ("type", "invoice.paid"),
+            ("time", "2026-04-08T10:15:30.250Z"),
+            ("datacontenttype", "application/json"),
+            ("tenant", "acme"),
+            ("version", "\"quoted\\"),
+        ] {
+            assert_eq!(read[name], value, "{name}");
+        }
+        let named = |name: &&String| name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
+        assert!(read.as_object().unwrap().keys().all(|name| named(&name)), "no other characters are allowed in names");
+    }
+
+    #[test]
+    fn every_scheme_verifies_with_every_secret_in_force() {
+        let ed25519 = SigningKey::from_random([7; 32]);
+        let shown = ed25519.reveal();
+        let (now, tolerance) = (1_800_000_000, TOLERANCE);
+        for format in [PayloadFormat::Envelope, PayloadFormat::Data, PayloadFormat::CloudEvents] {
+            let built = request(&Signing::StandardEd25519, &[shown.as_str(), SECRET], format, &[]);
+            let headers = built.headers().clone();
+            let header = |name: &str| headers[name].to_str().unwrap();
+            let body = body(built);
+            let received =
+                Received { timestamp: header("webhook-timestamp"), signature: header("webhook-signature"), body: body.as_bytes() };
+            let shared = Secret::parse(SECRET).unwrap();
+            for key in [Key::Shared(&shared), Key::Signing(&ed25519)] {
+                standard::verify(header("webhook-id"), &received, now, tolerance, &[key]).unwrap();
+            }
+        }
+        let hex = Signing::TimestampHex { prefix: HexPrefix::V1, header_names: HeaderNames::default() };
+        let built = request(&hex, &[SECRET], PayloadFormat::Envelope, &[]);
+        let headers = built.headers().clone();
+        let header = |name: &str| headers[name].to_str().unwrap();
+        let body = body(built);
+        let received =
+            Received { timestamp: header("x-webhook-timestamp"), signature: header("x-webhook-signature"), body: body.as_bytes() };
+        timestamp_hex::verify(&received, "v1=", now, tolerance, &[HexSecret::parse(SECRET).unwrap()]).unwrap();
+    }
+
+    #[test]
+    fn headers_of_the_endpoint_s_own_never_replace_ours() {
+        let hex = Signing::TimestampHex { prefix: HexPrefix::V1, header_names: HeaderNames::default() };
+        let forged = [("X-Webhook-Signature", "v1=00"), ("x-webhook-event-id", "evt_2"), ("X-Mine", "kept")];
+        let built = request(&hex, &[SECRET], PayloadFormat::Envelope, &forged);
+        assert_eq!(built.headers().get_all("x-webhook-signature").iter().count(), 1);
+        assert_ne!(built.headers()["x-webhook-signature"], "v1=00");
+        assert_eq!(built.headers()["x-webhook-event-id"], "evt_1");
+        assert_eq!(built.headers()["x-mine"], "kept");
+        assert!(built.headers()["x-mine"].is_sensitive() && !built.headers()["webhook-id"].is_sensitive());
+    }
+
+    #[test]
+    fn a_secret_of_another_kind_is_refused_and_none_is_shown() {
+        assert!(Signer::new(&Signing::Standard, ["hunter2"]).is_err());
+        assert!(Signer::new(&Signing::Standard, ["whsk_AAAA"]).is_err());
+        let signer = Signer::new(&Signing::Standard, [SECRET]).unwrap();
+        assert_eq!(format!("{signer:?}"), "Standard(1 keys)");
     }
 }

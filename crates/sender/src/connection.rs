@@ -1,0 +1,249 @@
+//! One connection to a receiver, over which requests go one after another (HTTP/1.1) or side by side (HTTP/2).
+
+use std::error::Error;
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use bytes::Bytes;
+use http::header::HOST;
+use http::{Request, Response, Uri, Version};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use posthaste_core::destination::Destination;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::task::AbortHandle;
+use tokio_rustls::client::TlsStream;
+
+use crate::meter::{Meter, Metered};
+
+/// The head of an answer. Enough for any framework's cookies and policies; beyond it somebody tries something.
+const HEAD_BYTES_MAX: usize = 32 * 1024;
+const HEADERS_MAX: usize = 256;
+/// What an HTTP/2 receiver may send of a body before we have read any: the other half of what is read of an answer.
+const WINDOW_BYTES: u32 = 32 * 1024;
+/// How many requests share an HTTP/2 connection. One that gets stuck takes no more than these with it.
+const STREAMS_MAX: usize = 64;
+
+type Body = Full<Bytes>;
+
+/// Cloned only where requests go side by side. Closed when the last clone is dropped.
+pub(crate) struct Connection {
+    wire: Wire,
+    facts: Arc<Facts>,
+}
+
+enum Wire {
+    Http1(http1::SendRequest<Body>),
+    Http2(http2::SendRequest<Body>),
+}
+
+/// What the pool has to know of a connection.
+pub(crate) struct Facts {
+    pub(crate) destination: Destination,
+    /// The address that was judged.
+    pub(crate) address: IpAddr,
+    pub(crate) made_at: Instant,
+    pub(crate) meter: Arc<Meter>,
+    /// How many requests the receiver takes at a time.
+    streams_max: Arc<AtomicUsize>,
+    task: AbortHandle,
+}
+
+impl Drop for Facts {
+    fn drop(&mut self) {
+        // Whatever the receiver is still sending, nobody reads it any more.
+        self.task.abort();
+    }
+}
+
+/// Why there is no answer.
+pub(crate) enum SendError {
+    /// Not a byte of it was written. Here it is back.
+    Unsent(Box<Request<Body>>, hyper::Error),
+    /// It may have been seen, unless the receiver has said that it was not.
+    Lost { error: hyper::Error, was_refused: bool },
+}
+
+impl Connection {
+    pub(crate) async fn over(stream: Stream, destination: Destination, address: IpAddr) -> hyper::Result<Connection> {
+        let meter = Arc::new(Meter::new());
+        // The first request is as good as under way: a receiver may introduce itself at length.
+        meter.begin(1);
+        let is_http2 = stream.is_http2();
+        let io = TokioIo::new(Metered::new(stream, Arc::clone(&meter)));
+        let streams_max = Arc::new(AtomicUsize::new(1));
+        let (wire, task) = if is_http2 {
+            let (send, mut connection) = http2::Builder::new(TokioExecutor::new())
+                .timer(TokioTimer::new())
+                .initial_stream_window_size(WINDOW_BYTES)
+                .initial_connection_window_size(WINDOW_BYTES * 4)
+                .max_header_list_size(u32::try_from(HEAD_BYTES_MAX).expect("it is 32 KiB"))
+                .max_send_buf_size(64 * 1024)
+                .handshake(io)
+                .await?;
+            let announced = Arc::clone(&streams_max);
+            announced.store(STREAMS_MAX, Ordering::Relaxed);
+            let task = tokio::spawn(async move {
+                let () = std::future::poll_fn(|context| {
+                    let ended = Pin::new(&mut connection).poll(context).map(|_| ());
+                    announced.store(connection.current_max_send_streams().min(STREAMS_MAX), Ordering::Relaxed);
+                    ended
+                })
+                .await;
+            });
+            (Wire::Http2(send), task)
+        } else {
+            let (send, connection) = http1::Builder::new()
+                .max_buf_size(HEAD_BYTES_MAX)
+                .max_headers(HEADERS_MAX)
+                // Receivers are not ours to correct.
+                .ignore_invalid_headers_in_responses(true)
+                .allow_spaces_after_header_name_in_responses(true)
+                .allow_obsolete_multiline_headers_in_responses(true)
+                .handshake(io)
+                .await?;
+            let task = tokio::spawn(async move {
+                // How it ended is told to whoever waits for an answer.
+                let _ = connection.await;
+            });
+            (Wire::Http1(send), task)
+        };
+        let made_at = Instant::now();
+        let facts = Arc::new(Facts { destination, address, made_at, meter, streams_max, task: task.abort_handle() });
+        Ok(Connection { wire, facts })
+    }
+
+    pub(crate) fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        match &self.wire {
+            Wire::Http1(send) => send.is_closed(),
+            Wire::Http2(send) => send.is_closed(),
+        }
+    }
+
+    pub(crate) fn streams_max(&self) -> usize {
+        self.facts.streams_max.load(Ordering::Relaxed)
+    }
+
+    /// The same connection once more, where several requests can share it.
+    pub(crate) fn shared(&self) -> Option<Connection> {
+        match &self.wire {
+            Wire::Http1(_) => None,
+            Wire::Http2(send) => Some(Connection { wire: Wire::Http2(send.clone()), facts: Arc::clone(&self.facts) }),
+        }
+    }
+
+    /// Sends, and waits for the head of an answer. `url` is where the request goes, whatever its own URI has been made.
+    pub(crate) async fn send(&mut self, mut request: Request<Body>, url: &Uri) -> Result<Response<Incoming>, SendError> {
+        match &mut self.wire {
+            Wire::Http1(send) => {
+                // It may just have been closed, or be finishing the answer before.
+                if let Err(error) = send.ready().await {
+                    return Err(SendError::Unsent(Box::new(request), error));
+                }
+                *request.version_mut() = Version::HTTP_11;
+                *request.uri_mut() = url.path_and_query().map_or(Uri::from_static("/"), |path| Uri::from(path.clone()));
+                if !request.headers().contains_key(HOST) {
+                    request.headers_mut().insert(HOST, crate::request::host_header(url));
+                }
+                send.try_send_request(request).await.map_err(not_sent)
+            }
+            Wire::Http2(send) => {
+                *request.version_mut() = Version::HTTP_2;
+                *request.uri_mut() = url.clone();
+                request.headers_mut().remove(HOST);
+                send.try_send_request(request).await.map_err(not_sent)
+            }
+        }
+    }
+}
+
+fn not_sent(mut error: hyper::client::conn::TrySendError<Request<Body>>) -> SendError {
+    let unsent = error.take_message();
+    let error = error.into_error();
+    match unsent {
+        Some(request) => SendError::Unsent(Box::new(request), error),
+        None => SendError::Lost { was_refused: was_refused(&error), error },
+    }
+}
+
+/// HTTP/2 lets a receiver say that it has not looked at a request: it is closing, or has enough to do.
+fn was_refused(error: &hyper::Error) -> bool {
+    let Some(error) = error.source().and_then(|source| source.downcast_ref::<h2::Error>()) else { return false };
+    error.reason() == Some(h2::Reason::REFUSED_STREAM) || (error.is_go_away() && error.reason() == Some(h2::Reason::NO_ERROR))
+}
+
+/// What bytes go over.
+pub(crate) enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Stream {
+    fn is_http2(&self) -> bool {
+        match self {
+            Stream::Plain(_) => false,
+            Stream::Tls(stream) => stream.get_ref().1.alpn_protocol() == Some(b"h2"),
+        }
+    }
+}
+
+impl AsyncRead for Stream {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            Stream::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+        }
+    }
+}
+
+impl AsyncWrite for Stream {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            Stream::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
+        }
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[std::io::IoSlice<'_>],
+    ) -> Poll<std::io::Result<usize>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+            Stream::Tls(stream) => Pin::new(stream).poll_write_vectored(context, slices),
+        }
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        match self {
+            Stream::Plain(stream) => stream.is_write_vectored(),
+            Stream::Tls(stream) => stream.is_write_vectored(),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Stream::Tls(stream) => Pin::new(stream).poll_flush(context),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        match self.get_mut() {
+            Stream::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Stream::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+        }
+    }
+}
