@@ -13,6 +13,7 @@ use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy::Client as HttpClient;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use posthaste_api::Options as ApiOptions;
 use posthaste_sender::{Client, Options as SenderOptions, Policy};
 use posthaste_signing::Secret;
 use posthaste_store::{Keyring, MasterKey, Options as StoreOptions, Sqlite, Store};
@@ -39,13 +40,14 @@ async fn show(scratch: &Scratch) -> anyhow::Result<()> {
     let options = StoreOptions::new(Keyring::new(MasterKey::generate(), vec![]));
     let store: Arc<dyn Store> = Arc::new(Sqlite::open(scratch.path(), options).context("cannot open a database for the demo")?);
     let key = format!("phk_demo_{:032x}", rand::random::<u128>());
-    let server = serve(posthaste_api::router(Arc::clone(&store), &key)).await?;
+    let policy =
+        Policy { allowed_networks: vec!["127.0.0.0/8".parse().context("our own network")?], allow_http: true, public_host: None };
+    let options = ApiOptions { destinations: policy.clone(), ..ApiOptions::default() };
+    let server = serve(posthaste_api::router(Arc::clone(&store), options, &key)).await?;
     let secret = Arc::new(OnceLock::new());
     let (arrived, mut arrivals) = mpsc::unbounded_channel();
     let receiver = serve(receiver::router(Arc::clone(&secret), arrived)).await?;
     let (stop, stopped) = oneshot::channel::<()>();
-    let policy =
-        Policy { allowed_networks: vec!["127.0.0.0/8".parse().context("our own network")?], allow_http: true, public_host: None };
     let client = Client::new(&SenderOptions { policy, ..SenderOptions::default() })?;
     let engine = tokio::spawn(posthaste_engine::run(store, client, posthaste_engine::Options::default(), async {
         let _ = stopped.await;
