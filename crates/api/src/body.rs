@@ -1,72 +1,274 @@
-//! A JSON request body: read once, refused precisely.
+//! A request body: read once, in bounded room and time, and refused precisely.
+//!
+//! Three bounds, applied while reading: how large one body may be (413), how many bytes of all bodies may be in memory
+//! (503), and how long we wait for the next piece and for the whole (408). JSON is read without a trail of where we are;
+//! only what is refused is read a second time to find the field.
 
-use axum::body::Bytes;
-use axum::extract::rejection::BytesRejection;
-use axum::extract::{FromRequest, FromRequestParts, Path, Request};
-use http::StatusCode;
-use http::header::CONTENT_TYPE;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
 use http::request::Parts;
-use serde::de::DeserializeOwned;
+use http_body_util::BodyExt;
+use serde::Deserialize;
 use serde_json::error::Category;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
-use crate::BODY_BYTES_MAX;
 use crate::problem::Problem;
 
-/// A body that is JSON of this shape. Unknown fields are refused by the type itself.
-pub(crate) struct Json<T>(pub(crate) T);
+/// Room for bodies is given out in pieces of this size, so that a permit fits into 32 bits.
+const UNIT_BYTES: usize = 1024;
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Json<T> {
-    type Rejection = Problem;
+/// What all requests together may keep of bodies that are not dealt with yet.
+#[derive(Clone, Debug)]
+pub(crate) struct Budget(Arc<Semaphore>);
 
-    async fn from_request(request: Request, state: &S) -> Result<Json<T>, Problem> {
-        let media_type = request.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        let essence = media_type.split(';').next().unwrap_or_default().trim();
-        if !essence.eq_ignore_ascii_case("application/json") {
-            return Err(Problem::unsupported_media_type());
+impl Budget {
+    pub(crate) fn new(bytes: usize) -> Budget {
+        Budget(Arc::new(Semaphore::new(bytes / UNIT_BYTES)))
+    }
+
+    fn take(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Problem> {
+        let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX);
+        Arc::clone(&self.0).try_acquire_many_owned(units).map_err(|_| {
+            Problem::unavailable(
+                "Too many large requests are being read. Nothing was stored; try again after the time in Retry-After.",
+            )
+        })
+    }
+}
+
+/// A body that was read whole. Its room is given back with it.
+#[derive(Debug)]
+pub(crate) struct Whole {
+    pub(crate) bytes: Bytes,
+    _room: Option<OwnedSemaphorePermit>,
+}
+
+/// The pieces of a body as they come.
+pub(crate) struct Pieces {
+    body: Body,
+    budget: Budget,
+    room: Option<OwnedSemaphorePermit>,
+    room_bytes: usize,
+    read_bytes: usize,
+    bytes_max: usize,
+    deadline: Instant,
+}
+
+impl Pieces {
+    pub(crate) fn new(parts: &Parts, body: Body, budget: &Budget, bytes_max: usize, patience: Duration) -> Result<Pieces, Problem> {
+        let declared = parts.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
+        if declared.is_some_and(|declared| declared > bytes_max) {
+            return Err(Problem::too_large(bytes_max));
         }
-        let bytes = Bytes::from_request(request, state).await.map_err(|rejection: BytesRejection| {
-            if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE {
-                Problem::too_large(BODY_BYTES_MAX)
-            } else {
-                Problem::unreadable("the body did not arrive whole")
+        let mut pieces = Pieces {
+            body,
+            budget: budget.clone(),
+            room: None,
+            room_bytes: 0,
+            read_bytes: 0,
+            bytes_max,
+            deadline: Instant::now() + patience,
+        };
+        // What was announced is reserved at once, so that nobody is turned away halfway.
+        pieces.reserve(declared.unwrap_or(0))?;
+        Ok(pieces)
+    }
+
+    fn reserve(&mut self, bytes: usize) -> Result<(), Problem> {
+        if bytes > self.room_bytes {
+            let more = self.budget.take(bytes - self.room_bytes)?;
+            match &mut self.room {
+                Some(room) => room.merge(more),
+                None => self.room = Some(more),
             }
-        })?;
-        let text = std::str::from_utf8(&bytes).map_err(|_| Problem::unreadable("the body is not UTF-8"))?;
-        let mut reader = serde_json::Deserializer::from_str(text);
-        let read = serde_path_to_error::deserialize(&mut reader).map_err(|error| {
-            let path = error.path().to_string();
-            (path, error.into_inner())
+            self.room_bytes = bytes.div_ceil(UNIT_BYTES) * UNIT_BYTES;
+        }
+        Ok(())
+    }
+
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Problem> {
+        loop {
+            let frame = tokio::time::timeout_at(self.deadline, self.body.frame()).await.map_err(|_| Problem::too_slow())?;
+            let Some(frame) = frame else { return Ok(None) };
+            let frame = frame.map_err(|_| Problem::unreadable("the body did not arrive whole"))?;
+            // Trailers say nothing to us.
+            let Ok(piece) = frame.into_data() else { continue };
+            self.read_bytes += piece.len();
+            if self.read_bytes > self.bytes_max {
+                return Err(Problem::too_large(self.bytes_max));
+            }
+            self.reserve(self.read_bytes)?;
+            return Ok(Some(piece));
+        }
+    }
+
+    /// All of it. A body that comes in one piece is not copied.
+    pub(crate) async fn whole(mut self) -> Result<Whole, Problem> {
+        let Some(first) = self.next().await? else { return Ok(Whole { bytes: Bytes::new(), _room: self.room }) };
+        let Some(second) = self.next().await? else { return Ok(Whole { bytes: first, _room: self.room }) };
+        let mut bytes = BytesMut::with_capacity(first.len() + second.len());
+        bytes.extend_from_slice(&first);
+        bytes.extend_from_slice(&second);
+        while let Some(piece) = self.next().await? {
+            bytes.extend_from_slice(&piece);
+        }
+        Ok(Whole { bytes: bytes.freeze(), _room: self.room })
+    }
+}
+
+/// Whether the headers announce a body. One that is left out altogether stands for `{}` where everything is optional.
+pub(crate) fn is_announced(parts: &Parts) -> bool {
+    let length = parts.headers.get(CONTENT_LENGTH).map(|value| value != "0");
+    length.unwrap_or_else(|| parts.headers.contains_key(TRANSFER_ENCODING))
+}
+
+/// What a body may be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum MediaType {
+    Json,
+    /// One JSON value a line.
+    NdJson,
+}
+
+impl MediaType {
+    pub(crate) fn of(parts: &Parts) -> Result<MediaType, Problem> {
+        let refuse = Problem::unsupported_media_type;
+        if parts.headers.get(CONTENT_ENCODING).is_some_and(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity")) {
+            return Err(refuse());
+        }
+        let value = parts.headers.get(CONTENT_TYPE).ok_or_else(refuse)?.to_str().map_err(|_| refuse())?;
+        let (essence, parameters) = value.split_once(';').unwrap_or((value, ""));
+        let charset = parameters.split(';').find_map(|parameter| {
+            let (name, value) = parameter.split_once('=')?;
+            name.trim().eq_ignore_ascii_case("charset").then(|| value.trim().trim_matches('"'))
         });
-        let value = read.and_then(|value| reader.end().map(|()| value).map_err(|error| (String::new(), error)));
-        // A list of values in the right order would be read as an object, too.
-        let is_object = text.trim_start_matches([' ', '\t', '\n', '\r']).starts_with('{');
-        match value {
-            Ok(value) if is_object => Ok(Json(value)),
-            Ok(_) => Err(Problem::invalid("", "expected a JSON object")),
-            Err((path, error)) => Err(match error.classify() {
-                Category::Data => Problem::invalid(field_at_fault(&path, &error.to_string()), error),
-                Category::Syntax | Category::Eof | Category::Io => Problem::unreadable(error.to_string()),
-            }),
+        if charset.is_some_and(|charset| !charset.eq_ignore_ascii_case("utf-8")) {
+            return Err(refuse());
+        }
+        let essence = essence.trim();
+        let is = |name: &str| essence.eq_ignore_ascii_case(name);
+        if is("application/json") {
+            Ok(MediaType::Json)
+        } else if is("application/x-ndjson") || is("application/ndjson") || is("application/jsonl") {
+            Ok(MediaType::NdJson)
+        } else {
+            Err(refuse())
+        }
+    }
+}
+
+/// Reads an object of this shape. Unknown fields are refused by the type itself.
+pub(crate) fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Problem> {
+    let text = std::str::from_utf8(bytes).map_err(|_| Problem::unreadable("the body is not UTF-8"))?;
+    // A list of values in the right order would be read as an object, too.
+    let is_object = text.trim_start_matches([' ', '\t', '\n', '\r']).starts_with('{');
+    match serde_json::from_str(text) {
+        Ok(value) if is_object => Ok(value),
+        Ok(_) => Err(Problem::invalid("", "expected a JSON object")),
+        Err(error) => Err(refusal::<T>(text, &error)),
+    }
+}
+
+/// Reads it once more, now with a trail, to say where it went wrong.
+fn refusal<'a, T: Deserialize<'a>>(text: &'a str, error: &serde_json::Error) -> Problem {
+    match error.classify() {
+        Category::Syntax | Category::Eof | Category::Io => Problem::unreadable(error.to_string()),
+        Category::Data => {
+            let mut reader = serde_json::Deserializer::from_str(text);
+            let read: Result<T, _> = serde_path_to_error::deserialize(&mut reader);
+            match read {
+                Ok(_) => Problem::unreadable(error.to_string()),
+                Err(error) => {
+                    let path = error.path().to_string();
+                    let message = error.into_inner().to_string();
+                    Problem::invalid(field_at_fault(&path, &message), without_place(&message))
+                }
+            }
         }
     }
 }
 
 /// Where reading stopped; for a field that is missing or unknown the reader names it only in its words.
 fn field_at_fault(path: &str, message: &str) -> String {
-    let named = ["missing field `", "unknown field `", "duplicate field `"]
-        .iter()
-        .find_map(|beginning| message.strip_prefix(beginning)?.split('`').next());
-    named.unwrap_or(if path == "." { "" } else { path }).to_owned()
+    let path = if path == "." { "" } else { path };
+    let missing = message.strip_prefix("missing field `").and_then(|rest| rest.split('`').next());
+    match missing {
+        Some(name) if path.is_empty() => name.to_owned(),
+        Some(name) => format!("{path}.{name}"),
+        // An unknown or doubled field is the end of the path already, except at the top.
+        None if path.is_empty() => ["unknown field `", "duplicate field `"]
+            .iter()
+            .find_map(|beginning| message.strip_prefix(beginning)?.split('`').next())
+            .unwrap_or_default()
+            .to_owned(),
+        None => path.to_owned(),
+    }
 }
 
-/// The id in an address. What cannot be one is not found.
-pub(crate) struct Id(pub(crate) String);
+/// Line and column help with syntax, not with a field that has a name.
+fn without_place(message: &str) -> &str {
+    message.rfind(" at line ").map_or(message, |at| &message[..at])
+}
 
-impl<S: Send + Sync> FromRequestParts<S> for Id {
-    type Rejection = Problem;
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Id, Problem> {
-        let Path(id) = Path::<String>::from_request_parts(parts, state).await.map_err(|_| Problem::not_found())?;
-        Ok(Id(id))
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[allow(dead_code, reason = "read, to see what is refused")]
+    struct Outer {
+        a: u32,
+        inner: Option<Inner>,
+        #[serde(default)]
+        list: Vec<Inner>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[allow(dead_code, reason = "read, to see what is refused")]
+    struct Inner {
+        b: u32,
+    }
+
+    #[test]
+    fn the_field_at_fault_is_named_from_the_top() {
+        for (text, field) in [
+            (r#"{}"#, "a"),
+            (r#"{"a": "x"}"#, "a"),
+            (r#"{"a": 1, "x": 1}"#, "x"),
+            (r#"{"a": 1, "a": 1}"#, "a"),
+            (r#"{"a": -1}"#, "a"),
+            (r#"{"a": 1, "inner": {}}"#, "inner.b"),
+            (r#"{"a": 1, "inner": {"b": 1, "c": 2}}"#, "inner.c"),
+            (r#"{"a": 1, "inner": {"b": 1, "b": 2}}"#, "inner.b"),
+            (r#"{"a": 1, "list": [{"b": 1}, {"b": "x"}]}"#, "list[1].b"),
+            (r#"[1, null, []]"#, ""),
+        ] {
+            let problem = parse::<Outer>(text.as_bytes()).unwrap_err();
+            let shown = serde_json::to_value(&problem).unwrap();
+            assert_eq!(shown["status"], 422, "{text}: {shown}");
+            assert_eq!(shown["errors"][0]["field"], field, "{text}: {shown}");
+        }
+        for text in ["", "{", "{\"a\": 1} x", "nonsense"] {
+            assert_eq!(parse::<Outer>(text.as_bytes()).unwrap_err().status(), 400, "{text}");
+        }
+    }
+
+    #[test]
+    fn room_for_bodies_is_bounded_and_given_back() {
+        let budget = Budget::new(4 * UNIT_BYTES);
+        let half = budget.take(2 * UNIT_BYTES).unwrap();
+        let rest = budget.take(2 * UNIT_BYTES - 1).unwrap();
+        assert_eq!(budget.take(1).unwrap_err().status(), 503);
+        drop(half);
+        assert!(budget.take(1).is_ok());
+        drop(rest);
+        assert!(budget.take(4 * UNIT_BYTES).is_ok());
     }
 }

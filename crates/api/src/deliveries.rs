@@ -1,88 +1,336 @@
 //! `/v1/deliveries`: one event on its way to one endpoint, and every try of it.
+//!
+//! How a delivery stands is computed when it is read, from the row, its endpoint, and what the owner of the lane has shown of
+//! it; nothing of that is stored.
 
-use axum::Json as Answer;
-use axum::extract::State;
-use posthaste_core::admission::{Facts, LaneFacts, Standing, explain};
-use posthaste_core::delivery::{NoConnection, Outcome, Silence, State as DeliveryState};
-use posthaste_core::endpoint::Status;
-use posthaste_core::id::DeliveryId;
-use posthaste_core::time::Timestamp;
-use posthaste_store::{AttemptRecord, DeliveryRow};
+use std::collections::HashMap;
+
+use axum::response::Response;
+use http::StatusCode;
+use posthaste_core::admission::{Facts, Standing, explain};
+use posthaste_core::delivery::{NoConnection, Outcome, Silence, State};
+use posthaste_core::endpoint::{Policies, Status};
+use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
+use posthaste_core::tenant::Tenant;
+use posthaste_core::time::{Timestamp, millis};
+use posthaste_store::{AttemptRecord, Command, Commanded, Cursor, DeliveryQuery, DeliveryRow, Page, StatusFilter};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::App;
-use crate::body::Id;
+use crate::call::{Call, List, answer, ok};
+use crate::endpoints::refused;
+use crate::observed::{Observed, lanes};
+use crate::policies::in_force;
 use crate::problem::Problem;
+use crate::query::{FROM, HOLD_REASON, STATUS, TO};
 
-#[derive(Debug, Serialize)]
+const LIST: &str = "deliveries";
+
+/// One event on its way to one endpoint.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Delivery)]
 pub(crate) struct DeliveryView {
-    id: String,
+    pub(crate) id: String,
     event: String,
     endpoint: String,
     endpoint_url: String,
     tenant: String,
     #[serde(rename = "type")]
     event_type: String,
-    status: &'static str,
-    hold_reason: Option<&'static str>,
+    #[schema(value_type = String)]
+    pub(crate) status: &'static str,
+    #[schema(value_type = Option<String>)]
+    pub(crate) hold_reason: Option<&'static str>,
+    #[schema(value_type = Option<String>)]
     dead_reason: Option<&'static str>,
+    #[schema(value_type = Option<String>)]
     cancel_reason: Option<&'static str>,
-    attempt_count: u32,
+    pub(crate) attempt_count: u32,
+    max_attempts: u32,
+    #[schema(format = DateTime)]
     next_attempt_at: Option<String>,
+    /// When its turn will come, judging by its place in the lane; not in lists.
+    #[schema(format = DateTime)]
+    estimated_at: Option<String>,
+    #[schema(format = DateTime)]
+    last_attempt_at: Option<String>,
+    #[schema(format = DateTime)]
     delivered_at: Option<String>,
+    #[schema(format = DateTime)]
     dead_at: Option<String>,
+    #[schema(format = DateTime)]
+    cancelled_at: Option<String>,
+    #[schema(format = DateTime)]
+    expires_at: Option<String>,
+    last_status_code: Option<u16>,
+    last_error: Option<String>,
+    replay_of: Option<String>,
+    replay: Option<String>,
+    replayed_as: Option<String>,
+    ordering_key: Option<String>,
+    #[schema(format = DateTime)]
     created_at: String,
 }
 
-#[derive(Debug, Serialize)]
+/// One try.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Attempt)]
 pub(crate) struct AttemptView {
     id: String,
-    delivery: String,
+    /// `null` for a test-send.
+    delivery: Option<String>,
     number: u32,
+    #[schema(value_type = String)]
     outcome: &'static str,
     status_code: Option<u16>,
-    response_time_ms: u128,
-    timeout_ms: u128,
+    /// From the start of the attempt to the response head or the failure.
+    response_time_ms: u64,
+    timings: TimingsView,
+    timeout_ms: u64,
     response_preview: Option<String>,
     error: Option<String>,
+    #[schema(format = DateTime)]
     attempted_at: String,
 }
 
-#[derive(Debug, Serialize)]
-pub(crate) struct Attempts {
-    data: Vec<AttemptView>,
-    next_cursor: Option<String>,
+/// Where the time went; `null` for what did not happen.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Timings)]
+#[expect(clippy::struct_field_names, reason = "the contract has the unit in each name")]
+struct TimingsView {
+    dns_ms: Option<u64>,
+    connect_ms: Option<u64>,
+    tls_ms: Option<u64>,
+    first_byte_ms: Option<u64>,
 }
 
-pub(crate) async fn read(State(app): State<App>, Id(id): Id) -> Result<Answer<DeliveryView>, Problem> {
-    let row = find(&app, &id).await?;
-    let endpoint = app.store.endpoint(row.endpoint).await?.ok_or_else(Problem::not_found)?;
-    Ok(Answer(view(&row, endpoint.endpoint.status, app.store.now())))
+impl AttemptView {
+    pub(crate) fn show(delivery: Option<DeliveryId>, attempt: &AttemptRecord) -> AttemptView {
+        AttemptView {
+            id: attempt.id.to_string(),
+            delivery: delivery.map(|delivery| delivery.to_string()),
+            number: attempt.number,
+            outcome: outcome(attempt.outcome),
+            status_code: match attempt.outcome {
+                Outcome::Answered { status, .. } => Some(status),
+                Outcome::NotSent(_) | Outcome::Silent(_) | Outcome::Blocked => None,
+            },
+            response_time_ms: millis(attempt.response_time),
+            timings: TimingsView {
+                dns_ms: attempt.timings.dns.map(millis),
+                connect_ms: attempt.timings.connect.map(millis),
+                tls_ms: attempt.timings.tls.map(millis),
+                first_byte_ms: attempt.timings.first_byte.map(millis),
+            },
+            timeout_ms: millis(attempt.timeout),
+            response_preview: attempt.preview.clone(),
+            error: attempt.error.clone(),
+            attempted_at: attempt.attempted_at.to_rfc3339(),
+        }
+    }
 }
 
-pub(crate) async fn attempts(State(app): State<App>, Id(id): Id) -> Result<Answer<Attempts>, Problem> {
-    let row = find(&app, &id).await?;
-    let attempts = app.store.attempts(row.id).await?;
-    // Newest first, as in every list.
-    let data = attempts.iter().rev().map(|attempt| attempt_view(row.id, attempt)).collect();
-    Ok(Answer(Attempts { data, next_cursor: None }))
+fn outcome(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Answered { status: 200..=299, .. } => "success",
+        Outcome::Answered { .. } => "http_error",
+        Outcome::NotSent(NoConnection::Dns) => "dns_error",
+        Outcome::NotSent(NoConnection::Connect) => "connection_error",
+        Outcome::NotSent(NoConnection::Tls) => "tls_error",
+        Outcome::Silent(Silence::Timeout) => "timeout",
+        Outcome::Silent(Silence::Reset) => "reset",
+        Outcome::Blocked => "blocked",
+    }
 }
 
-async fn find(app: &App, id: &str) -> Result<DeliveryRow, Problem> {
-    let id = DeliveryId::parse(id).map_err(|_| Problem::not_found())?;
-    app.store.delivery(id).await?.ok_or_else(Problem::not_found)
+pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
+    page(&call, LIST, false).await
 }
 
-fn view(row: &DeliveryRow, endpoint_status: Status, now: Timestamp) -> DeliveryView {
-    let facts = Facts {
-        state: row.state,
-        attempts: row.attempts,
-        is_in_flight: false,
-        event_type: &row.event_type,
-        is_priority: row.is_priority,
-        is_head_of_key: true,
-        lane: LaneFacts::of(endpoint_status),
+/// A page of deliveries or of dead letters, narrowed by the same filters.
+pub(crate) async fn page(call: &Call, list: &str, is_dead: bool) -> Result<Response, Problem> {
+    let query = &call.query;
+    let status = query.word(&STATUS)?;
+    let hold_reason = query.word(&HOLD_REASON)?;
+    let wanted = DeliveryQuery {
+        tenant: None,
+        endpoint: query.endpoint()?,
+        event: query.event()?,
+        status: match status {
+            Some("delivered") => Some(StatusFilter::Delivered),
+            Some("dead") => Some(StatusFilter::Dead),
+            Some("cancelled") => Some(StatusFilter::Cancelled),
+            Some(_) => Some(StatusFilter::Waiting),
+            None if hold_reason.is_some() => Some(StatusFilter::Waiting),
+            None => None,
+        },
+        event_type: query.event_type()?,
+        from: query.time(&FROM)?,
+        to: query.time(&TO)?,
+        before: query.cursor(list, |position| position.parse::<Cursor>().ok())?,
+        limit: query.limit()?,
     };
+    let Ok(tenant) = call.caller.narrowed_to(query.tenant()?) else { return Ok(ok(&List::<DeliveryView>::empty())) };
+    let wanted = DeliveryQuery { tenant, ..wanted };
+    let Page { rows, next } =
+        if is_dead { call.app.store.dead_letters(wanted).await? } else { call.app.store.deliveries(wanted).await? };
+    let surroundings = Surroundings::of(&call.app, &rows).await?;
+    // What is computed is judged row by row: a page may be short while there is a next one.
+    let covers = |view: &DeliveryView| {
+        status.is_none_or(|wanted| view.status == wanted) && hold_reason.is_none_or(|wanted| view.hold_reason == Some(wanted))
+    };
+    let views = rows.iter().map(|row| surroundings.view(&call.app, row)).filter(covers).collect();
+    Ok(ok(&List::new(views, list, next.map(|next| next.to_string()))))
+}
+
+pub(crate) async fn read(call: Call) -> Result<Response, Problem> {
+    let row = find(&call).await?;
+    Ok(ok(&shown(&call.app, &row).await?))
+}
+
+pub(crate) async fn attempts(call: Call) -> Result<Response, Problem> {
+    let row = find(&call).await?;
+    let attempts = call.app.store.attempts(row.id).await?;
+    // Newest first, as in every list.
+    let data = attempts.iter().rev().map(|attempt| AttemptView::show(Some(row.id), attempt)).collect();
+    Ok(ok(&List::new(data, LIST, None)))
+}
+
+pub(crate) async fn retry(call: Call) -> Result<Response, Problem> {
+    let row = find(&call).await?;
+    match row.state {
+        State::Waiting { .. } => send_now(&call, &row).await,
+        State::Delivered { .. } | State::Dead { .. } | State::Cancelled { .. } => repeat(&call, &row).await,
+    }
+}
+
+/// One that still waits is due now; no second row is made.
+async fn send_now(call: &Call, row: &DeliveryRow) -> Result<Response, Problem> {
+    let audit = call.audit("delivery.retry", &row.id, Some(&row.tenant));
+    match call.app.store.command(row.partition, Command::SendNow { delivery: row.id, audit }).await? {
+        Commanded::Done => {
+            let row = call.app.store.delivery(row.id).await?.ok_or_else(Problem::not_found)?;
+            Ok(answer(StatusCode::ACCEPTED, &shown(&call.app, &row).await?))
+        }
+        Commanded::InFlight => Err(Problem::conflict("It is being delivered at this moment.")),
+        // It has ended between our look and the owner's: then it is made again.
+        Commanded::HasEnded => {
+            let row = call.app.store.delivery(row.id).await?.ok_or_else(Problem::not_found)?;
+            repeat(call, &row).await
+        }
+        Commanded::NotFound => Err(Problem::not_found()),
+        Commanded::NotBefore(_) | Commanded::Tested(_) => {
+            Err(Problem::unavailable("The owner of the delivery could not do that now."))
+        }
+    }
+}
+
+/// A new delivery of the same event.
+pub(crate) async fn repeat(call: &Call, row: &DeliveryRow) -> Result<Response, Problem> {
+    let audit = call.audit("delivery.retry", &row.id, Some(&row.tenant));
+    let new = call.app.store.repeat(row.id, audit).await?.map_err(refused)?;
+    Ok(answer(StatusCode::ACCEPTED, &shown(&call.app, &new).await?))
+}
+
+pub(crate) async fn cancel(call: Call) -> Result<Response, Problem> {
+    let row = find(&call).await?;
+    if let State::Cancelled { .. } = row.state {
+        return Ok(ok(&shown(&call.app, &row).await?));
+    }
+    let audit = call.audit("delivery.cancel", &row.id, Some(&row.tenant));
+    match call.app.store.command(row.partition, Command::CancelDelivery { delivery: row.id, audit }).await? {
+        Commanded::Done => {
+            let row = call.app.store.delivery(row.id).await?.ok_or_else(Problem::not_found)?;
+            Ok(ok(&shown(&call.app, &row).await?))
+        }
+        Commanded::InFlight => Err(Problem::conflict("It is being delivered at this moment.")),
+        Commanded::HasEnded => Err(Problem::conflict("It has ended already.")),
+        Commanded::NotFound => Err(Problem::not_found()),
+        Commanded::NotBefore(_) | Commanded::Tested(_) => {
+            Err(Problem::unavailable("The owner of the delivery could not do that now."))
+        }
+    }
+}
+
+/// The delivery that the address names, if it is there for this caller.
+pub(crate) async fn find(call: &Call) -> Result<DeliveryRow, Problem> {
+    let id = DeliveryId::parse(&call.name).map_err(|_| Problem::not_found())?;
+    let row = call.app.store.delivery(id).await?;
+    row.filter(|row| call.caller.sees(&row.tenant)).ok_or_else(Problem::not_found)
+}
+
+/// One delivery as it stands, with an estimate of its turn.
+pub(crate) async fn shown(app: &App, row: &DeliveryRow) -> Result<DeliveryView, Problem> {
+    let surroundings = Surroundings::of(app, std::slice::from_ref(row)).await?;
+    let mut view = surroundings.view(app, row);
+    // The rate is what makes the difference between the next token and one's own.
+    if let (State::Waiting { .. }, Some(next)) = (row.state, &view.next_attempt_at) {
+        view.estimated_at = Some(next.clone());
+    }
+    Ok(view)
+}
+
+/// What the deliveries of a page have around them: their endpoints and tenants, each read once.
+#[derive(Debug)]
+pub(crate) struct Surroundings {
+    endpoints: HashMap<EndpointId, Around>,
+    tenants: HashMap<TenantId, Option<Tenant>>,
+}
+
+#[derive(Debug)]
+struct Around {
+    status: Status,
+    policies: Policies,
+    observed: Observed,
+}
+
+impl Surroundings {
+    pub(crate) async fn of(app: &App, rows: &[DeliveryRow]) -> Result<Surroundings, Problem> {
+        let mut tenants: HashMap<TenantId, Option<Tenant>> = HashMap::new();
+        let mut endpoints: HashMap<EndpointId, Around> = HashMap::new();
+        let mut ids: Vec<EndpointId> = rows.iter().map(|row| row.endpoint).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let mut observed = lanes(app, ids).await?;
+        for row in rows {
+            if !tenants.contains_key(&row.tenant) {
+                let tenant = app.store.tenant(row.tenant.clone()).await?.map(|stored| stored.tenant);
+                tenants.insert(row.tenant.clone(), tenant);
+            }
+            if endpoints.contains_key(&row.endpoint) {
+                continue;
+            }
+            let Some(stored) = app.store.endpoint(row.endpoint).await? else { continue };
+            let defaults = tenants.get(&row.tenant).and_then(Option::as_ref).map(|tenant| &tenant.defaults);
+            let around = Around {
+                status: stored.endpoint.status,
+                policies: in_force(&app.options.policies, defaults, &stored.endpoint.policies),
+                observed: observed.remove(&row.endpoint).unwrap_or_default(),
+            };
+            endpoints.insert(row.endpoint, around);
+        }
+        Ok(Surroundings { endpoints, tenants })
+    }
+
+    pub(crate) fn view(&self, app: &App, row: &DeliveryRow) -> DeliveryView {
+        let unknown = Around { status: Status::Active, policies: app.options.policies.clone(), observed: Observed::default() };
+        let around = self.endpoints.get(&row.endpoint).unwrap_or(&unknown);
+        let tenant = self.tenants.get(&row.tenant).and_then(Option::as_ref);
+        let facts = Facts {
+            state: row.state,
+            attempts: row.attempts,
+            is_in_flight: around.observed.is_in_flight(row.id),
+            event_type: &row.event_type,
+            is_priority: row.is_priority,
+            is_head_of_key: row.is_head_of_key,
+            lane: around.observed.lane_facts(around.status, &around.policies, tenant),
+        };
+        stand(row, explain(app.store.now(), &facts), around.policies.retry.max_attempts())
+    }
+}
+
+fn stand(row: &DeliveryRow, standing: Standing, max_attempts: u32) -> DeliveryView {
     let mut view = DeliveryView {
         id: row.id.to_string(),
         event: row.event.to_string(),
@@ -95,14 +343,25 @@ fn view(row: &DeliveryRow, endpoint_status: Status, now: Timestamp) -> DeliveryV
         dead_reason: None,
         cancel_reason: None,
         attempt_count: row.attempts,
+        max_attempts,
         next_attempt_at: None,
+        estimated_at: None,
+        last_attempt_at: row.last_attempt_at.map(Timestamp::to_rfc3339),
         delivered_at: None,
         dead_at: None,
+        cancelled_at: None,
+        expires_at: row.expires_at.map(Timestamp::to_rfc3339),
+        last_status_code: row.last_status_code,
+        last_error: row.last_error.clone(),
+        replay_of: row.replay_of.map(|id| id.to_string()),
+        replay: row.replay.map(|id| id.to_string()),
+        replayed_as: row.replayed_as.map(|id| id.to_string()),
+        ordering_key: row.ordering_key.as_ref().map(ToString::to_string),
         created_at: row.created_at.to_rfc3339(),
     };
-    match explain(now, &facts) {
+    match standing {
         Standing::Pending => {
-            if let DeliveryState::Waiting { due } = row.state {
+            if let State::Waiting { due } = row.state {
                 view.next_attempt_at = Some(due.to_rfc3339());
             }
         }
@@ -121,41 +380,11 @@ fn view(row: &DeliveryRow, endpoint_status: Status, now: Timestamp) -> DeliveryV
             view.dead_reason = Some(reason.name());
             view.dead_at = Some(at.to_rfc3339());
         }
-        Standing::Cancelled { reason, .. } => {
+        Standing::Cancelled { at, reason } => {
             view.status = "cancelled";
             view.cancel_reason = Some(reason.name());
+            view.cancelled_at = Some(at.to_rfc3339());
         }
     }
     view
-}
-
-fn attempt_view(delivery: DeliveryId, attempt: &AttemptRecord) -> AttemptView {
-    AttemptView {
-        id: attempt.id.to_string(),
-        delivery: delivery.to_string(),
-        number: attempt.number,
-        outcome: outcome(attempt.outcome),
-        status_code: match attempt.outcome {
-            Outcome::Answered { status, .. } => Some(status),
-            Outcome::NotSent(_) | Outcome::Silent(_) | Outcome::Blocked => None,
-        },
-        response_time_ms: attempt.response_time.as_millis(),
-        timeout_ms: attempt.timeout.as_millis(),
-        response_preview: attempt.preview.clone(),
-        error: attempt.error.clone(),
-        attempted_at: attempt.attempted_at.to_rfc3339(),
-    }
-}
-
-fn outcome(outcome: Outcome) -> &'static str {
-    match outcome {
-        Outcome::Answered { status: 200..=299, .. } => "success",
-        Outcome::Answered { .. } => "http_error",
-        Outcome::NotSent(NoConnection::Dns) => "dns_error",
-        Outcome::NotSent(NoConnection::Connect) => "connection_error",
-        Outcome::NotSent(NoConnection::Tls) => "tls_error",
-        Outcome::Silent(Silence::Timeout) => "timeout",
-        Outcome::Silent(Silence::Reset) => "reset",
-        Outcome::Blocked => "blocked",
-    }
 }

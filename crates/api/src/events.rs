@@ -1,94 +1,400 @@
 //! `/v1/events`: something happened.
+//!
+//! Publishing is the one path that has to be fast: the envelope is parsed once, `data` stays the bytes that came in, and
+//! nothing is read from the store that is not in memory.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
-use axum::Json as Answer;
-use axum::extract::State;
+use axum::response::Response;
 use http::StatusCode;
-use posthaste_core::event::{Data, Event, EventType, Timing};
+use posthaste_core::event::{Data, Event, EventType, Timing, TimingError};
 use posthaste_core::id::{EventId, TenantId};
-use posthaste_core::text::{Label, Labels, Version};
+use posthaste_core::text::{IdempotencyKey, Label, Labels, OrderingKey, TextError, Version};
 use posthaste_core::time::Timestamp;
-use posthaste_store::{NewEvent, Published as Stored};
+use posthaste_store::{
+    Command, Commanded, Cursor, DeliveryQuery, Error, EventQuery, EventRow, NewEvent, Page, Published as Stored, StatusFilter,
+    partition_of,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
+use utoipa::ToSchema;
 
 use crate::App;
-use crate::body::Json;
+use crate::call::{Call, List, answer, no_content, ok};
+use crate::catalogue::Catalogue;
+use crate::credentials::Caller;
+use crate::deliveries::Surroundings;
 use crate::problem::Problem;
+use crate::query::{FROM, TO};
 
-pub(crate) const DEFAULT_TENANT: &str = "default";
+const LIST: &str = "events";
 
-#[derive(Debug, Deserialize)]
+/// One thing that happened.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = NewEvent)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct NewEventBody {
-    #[serde(rename = "type")]
-    event_type: String,
-    /// Kept as the bytes that it came as.
-    data: Box<RawValue>,
+pub(crate) struct NewEventBody<'a> {
+    #[serde(rename = "type", borrow)]
+    #[schema(value_type = String, max_length = 128, pattern = "^[A-Za-z0-9_-]+(\\.[A-Za-z0-9_-]+)*$")]
+    event_type: Cow<'a, str>,
+    /// Any JSON. Kept as the bytes that it came as.
+    #[serde(borrow)]
+    #[schema(value_type = Value)]
+    data: &'a RawValue,
+    /// The key's own, or `default`.
     tenant: Option<String>,
+    /// Your own, unique in the tenant; works as an idempotency key for as long as the event is kept.
+    #[schema(max_length = 128, pattern = "^[A-Za-z0-9_-]+$")]
+    id: Option<String>,
+    #[schema(min_length = 1, max_length = 64)]
     version: Option<String>,
+    /// When it happened.
+    #[schema(format = DateTime)]
     timestamp: Option<String>,
-    #[serde(default)]
-    labels: Vec<String>,
+    /// The same key publishes once in a day.
+    #[schema(min_length = 1, max_length = 255)]
+    idempotency_key: Option<String>,
+    /// Not before; up to a year ahead.
+    #[schema(format = DateTime)]
+    deliver_at: Option<String>,
+    /// What has not arrived by then is not sent any more.
+    #[schema(format = DateTime)]
+    expires_at: Option<String>,
+    /// Deliveries with the same key to one endpoint go one after another.
+    #[schema(min_length = 1, max_length = 255)]
+    ordering_key: Option<String>,
+    #[schema(max_items = 16)]
+    labels: Option<Vec<String>>,
 }
 
-#[derive(Debug, Serialize)]
+/// What became of it.
+#[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Published {
     id: String,
     #[serde(rename = "type")]
     event_type: String,
     tenant: String,
+    #[schema(format = DateTime)]
     timestamp: String,
-    duplicate: bool,
+    /// It was published before; this is the first one.
+    pub(crate) duplicate: bool,
     deliveries: u32,
 }
 
-/// Answers only after the event and its deliveries are on disk.
-pub(crate) async fn publish(
-    State(app): State<App>,
-    Json(new): Json<NewEventBody>,
-) -> Result<(StatusCode, Answer<Published>), Problem> {
-    let event = read(&app, &new)?;
-    let published = Published {
-        id: event.id.to_string(),
-        event_type: event.event_type.to_string(),
-        tenant: event.tenant.to_string(),
-        timestamp: event.timestamp.to_rfc3339(),
-        duplicate: false,
-        deliveries: 0,
-    };
-    let fingerprint = Sha256::digest(new.data.get().as_bytes()).into();
-    let new = NewEvent { event: Arc::new(event), is_id_chosen: false, fingerprint };
-    let deliveries = match app.store.publish(vec![new]).await?.as_slice() {
-        [Stored::Made { deliveries }] => *deliveries,
-        // Nobody can give a key or an id yet.
-        _ => return Err(Problem::invalid("", "it was published before")),
-    };
-    Ok((StatusCode::ACCEPTED, Answer(Published { deliveries, ..published })))
+/// An event as it is read.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Event)]
+pub(crate) struct EventView {
+    id: String,
+    #[serde(rename = "type")]
+    event_type: String,
+    tenant: String,
+    version: Option<String>,
+    #[schema(format = DateTime)]
+    timestamp: String,
+    #[schema(format = DateTime)]
+    accepted_at: String,
+    idempotency_key: Option<String>,
+    ordering_key: Option<String>,
+    #[schema(format = DateTime)]
+    deliver_at: Option<String>,
+    #[schema(format = DateTime)]
+    expires_at: Option<String>,
+    labels: Vec<String>,
+    /// Not in lists, and not once it was erased.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Value>)]
+    data: Option<Box<RawValue>>,
+    #[schema(format = DateTime)]
+    erased_at: Option<String>,
+    /// How its deliveries stand. Not in lists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    deliveries: Option<DeliveryCounts>,
 }
 
-fn read(app: &App, new: &NewEventBody) -> Result<Event, Problem> {
-    let accepted_at = app.store.now();
-    let label =
-        |(index, text): (usize, &String)| Label::parse(text).map_err(|error| Problem::invalid(format!("labels[{index}]"), error));
-    let labels = new.labels.iter().enumerate().map(label).collect::<Result<_, _>>()?;
-    let optional = |field: &'static str| move |error: posthaste_core::text::TextError| Problem::invalid(field, error);
-    Ok(Event {
-        id: EventId::from_unique(app.store.unique()),
-        tenant: TenantId::parse(new.tenant.as_deref().unwrap_or(DEFAULT_TENANT)).map_err(optional("tenant"))?,
-        event_type: EventType::parse(&new.event_type).map_err(optional("type"))?,
-        version: new.version.as_deref().map(Version::parse).transpose().map_err(optional("version"))?,
-        timestamp: match &new.timestamp {
-            None => accepted_at,
-            Some(text) => Timestamp::parse(text).map_err(|error| Problem::invalid("timestamp", error))?,
-        },
-        accepted_at,
-        data: Data::parse(new.data.get()).map_err(|error| Problem::invalid("data", error))?,
-        labels: Labels::new(labels).map_err(optional("labels"))?,
-        idempotency_key: None,
-        ordering_key: None,
-        timing: Timing::default(),
-    })
+/// Deliveries, counted by how they stand.
+#[derive(Default, Debug, Serialize, ToSchema)]
+pub(crate) struct DeliveryCounts {
+    pending: u64,
+    delivering: u64,
+    scheduled: u64,
+    delivered: u64,
+    dead: u64,
+    cancelled: u64,
+}
+
+/// Answers only after the event and its deliveries are on disk.
+pub(crate) async fn publish(call: Call) -> Result<Response, Problem> {
+    let key = call.idempotency_key()?;
+    let (call, body) = call.body().await?;
+    let given: NewEventBody<'_> = body.parse()?;
+    let catalogue = call.app.known.catalogue().await?;
+    let new = given.read(&call.app, &call.caller, &catalogue, key)?;
+    check_tenant(&call.app, &new.event.tenant).await?;
+    let event = Arc::clone(&new.event);
+    let mut stored = commit(&call.app, vec![new]).await?;
+    let published = Published::show(&event, stored.pop().expect("one answer for one event"))?;
+    let status = if published.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
+    Ok(answer(status, &published))
+}
+
+/// The one way into the store, for single events and batches. Whether it works is what readiness is about.
+pub(crate) async fn commit(app: &App, events: Vec<NewEvent>) -> Result<Vec<Stored>, Error> {
+    let stored = app.store.publish(events).await;
+    match &stored {
+        Ok(_) => app.publishing.worked(),
+        // Having too much to do is not being broken.
+        Err(Error::Overloaded { .. }) => {}
+        Err(error) => app.publishing.failed(error),
+    }
+    stored
+}
+
+/// Where tenants have to be made first, this one has to be there.
+pub(crate) async fn check_tenant(app: &App, tenant: &TenantId) -> Result<(), Problem> {
+    if app.options.strict_tenants && app.store.tenant(tenant.clone()).await?.is_none() {
+        return Err(Problem::invalid("tenant", "there is no such tenant"));
+    }
+    Ok(())
+}
+
+impl Published {
+    pub(crate) fn show(event: &Event, stored: Stored) -> Result<Published, Problem> {
+        let shown = |id: &EventId, event_type: &EventType, timestamp: Timestamp, duplicate, deliveries| Published {
+            id: id.to_string(),
+            event_type: event_type.to_string(),
+            tenant: event.tenant.to_string(),
+            timestamp: timestamp.to_rfc3339(),
+            duplicate,
+            deliveries,
+        };
+        match stored {
+            Stored::Made { deliveries } => Ok(shown(&event.id, &event.event_type, event.timestamp, false, deliveries)),
+            Stored::Duplicate { event, event_type, timestamp, deliveries } => {
+                Ok(shown(&event, &event_type, timestamp, true, deliveries))
+            }
+            Stored::Conflict => {
+                Err(Problem::conflict("The same id or idempotency key was used before, with another body. Nothing was stored."))
+            }
+        }
+    }
+}
+
+impl NewEventBody<'_> {
+    /// Checks all that can be checked without the store. `key` is what the header of that name said.
+    pub(crate) fn read(
+        &self,
+        app: &App,
+        caller: &Caller,
+        catalogue: &Catalogue,
+        key: Option<IdempotencyKey>,
+    ) -> Result<NewEvent, Problem> {
+        let at = |field: &'static str| move |error: TextError| Problem::invalid(field, error);
+        let accepted_at = app.store.now();
+        let idempotency_key = match (self.idempotency_key.as_deref(), key) {
+            (None, key) => key,
+            (Some(text), None) => Some(IdempotencyKey::parse(text).map_err(at("idempotency_key"))?),
+            (Some(text), Some(key)) if key.as_str() == text => Some(key),
+            (Some(_), Some(_)) => {
+                return Err(Problem::invalid("idempotency_key", "differs from the one in the Idempotency-Key header"));
+            }
+        };
+        let (deliver_at, expires_at) =
+            (time("deliver_at", self.deliver_at.as_deref())?, time("expires_at", self.expires_at.as_deref())?);
+        let timing = Timing::new(accepted_at, deliver_at, expires_at).map_err(|error| {
+            let field = match error {
+                TimingError::TooFarAhead => "deliver_at",
+                TimingError::Expired | TimingError::ExpiresBeforeDelivery => "expires_at",
+            };
+            Problem::invalid(field, error)
+        })?;
+        let event = Event {
+            id: match self.id.as_deref() {
+                Some(id) => EventId::parse(id).map_err(at("id"))?,
+                None => EventId::from_unique(app.store.unique()),
+            },
+            tenant: caller.tenant_for(self.tenant.as_deref())?,
+            event_type: EventType::parse(&self.event_type).map_err(at("type"))?,
+            version: self.version.as_deref().map(Version::parse).transpose().map_err(at("version"))?,
+            timestamp: time("timestamp", self.timestamp.as_deref())?.unwrap_or(accepted_at),
+            accepted_at,
+            data: Data::parse(self.data.get()).map_err(|error| Problem::invalid("data", error))?,
+            labels: self.labels()?,
+            idempotency_key,
+            ordering_key: self.ordering_key.as_deref().map(OrderingKey::parse).transpose().map_err(at("ordering_key"))?,
+            timing,
+        };
+        catalogue.check(&event)?;
+        let is_id_chosen = self.id.is_some();
+        let is_remembered = is_id_chosen || event.idempotency_key.is_some();
+        // Of what nobody can repeat, nothing is compared.
+        let fingerprint = if is_remembered { self.fingerprint(&event) } else { [0; 32] };
+        Ok(NewEvent { event: Arc::new(event), is_id_chosen, fingerprint })
+    }
+
+    fn labels(&self) -> Result<Labels, Problem> {
+        let label = |(index, text): (usize, &String)| {
+            Label::parse(text).map_err(|error| Problem::invalid(format!("labels[{index}]"), error))
+        };
+        let labels = self.labels.iter().flatten().enumerate().map(label).collect::<Result<_, _>>()?;
+        Labels::new(labels).map_err(|error| Problem::invalid("labels", error))
+    }
+
+    /// Of all that was given but the id and the key; a time that was not given is not ours to compare.
+    fn fingerprint(&self, event: &Event) -> [u8; 32] {
+        let mut hash = Sha256::new();
+        let mut add = |name: &str, value: Option<&[u8]>| {
+            hash.update(name.as_bytes());
+            match value {
+                None => hash.update([0]),
+                Some(value) => {
+                    hash.update([1]);
+                    hash.update((value.len() as u64).to_be_bytes());
+                    hash.update(value);
+                }
+            }
+        };
+        let given = self.timestamp.as_ref().map(|_| event.timestamp);
+        let millis = |at: Option<Timestamp>| at.map(|at| at.as_millis().to_be_bytes());
+        add("type", Some(event.event_type.as_str().as_bytes()));
+        add("version", self.version.as_deref().map(str::as_bytes));
+        add("timestamp", millis(given).as_ref().map(<[u8; 8]>::as_slice));
+        add("deliver_at", millis(event.timing.deliver_at()).as_ref().map(<[u8; 8]>::as_slice));
+        add("expires_at", millis(event.timing.expires_at()).as_ref().map(<[u8; 8]>::as_slice));
+        add("ordering_key", self.ordering_key.as_deref().map(str::as_bytes));
+        for label in event.labels.iter() {
+            add("label", Some(label.as_str().as_bytes()));
+        }
+        add("data", Some(self.data.get().as_bytes()));
+        hash.finalize().into()
+    }
+}
+
+fn time(field: &'static str, text: Option<&str>) -> Result<Option<Timestamp>, Problem> {
+    text.map(Timestamp::parse).transpose().map_err(|error| Problem::invalid(field, error))
+}
+
+pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
+    let query = &call.query;
+    let wanted = EventQuery {
+        tenant: None,
+        event_type: query.event_type()?,
+        from: query.time(&FROM)?,
+        to: query.time(&TO)?,
+        before: query.cursor(LIST, |position| position.parse::<Cursor>().ok())?,
+        limit: query.limit()?,
+    };
+    let Ok(tenant) = call.caller.narrowed_to(query.tenant()?) else { return Ok(ok(&List::<EventView>::empty())) };
+    let Page { rows, next } = call.app.store.events(EventQuery { tenant, ..wanted }).await?;
+    Ok(ok(&List::new(rows.iter().map(view).collect(), LIST, next.map(|next| next.to_string()))))
+}
+
+pub(crate) async fn read(call: Call) -> Result<Response, Problem> {
+    let row = find(&call).await?;
+    Ok(ok(&whole(&call.app, &row).await?))
+}
+
+/// The event that the address names, if it is there for this caller.
+async fn find(call: &Call) -> Result<EventRow, Problem> {
+    let id = EventId::parse(&call.name).map_err(|_| Problem::not_found())?;
+    let Ok(tenant) = call.caller.narrowed_to(call.query.tenant()?) else { return Err(Problem::not_found()) };
+    call.app.store.event(tenant, id).await?.ok_or_else(Problem::not_found)
+}
+
+pub(crate) async fn cancel(call: Call) -> Result<Response, Problem> {
+    let row = find(&call).await?;
+    let [waiting, delivered, dead, cancelled] = row.deliveries;
+    if waiting + delivered + dead == 0 && cancelled > 0 {
+        return Ok(ok(&whole(&call.app, &row).await?));
+    }
+    call_off(&call, &row).await?;
+    let row = find(&call).await?;
+    Ok(ok(&whole(&call.app, &row).await?))
+}
+
+/// Asks the owner to cancel everything of it that still waits.
+async fn call_off(call: &Call, row: &EventRow) -> Result<(), Problem> {
+    let audit = call.audit("event.cancel", &row.id, Some(&row.tenant));
+    let command = Command::CancelEvent { tenant: row.tenant.clone(), event: row.id.clone(), audit };
+    match call.app.store.command(partition_of(&row.tenant), command).await? {
+        Commanded::Done => Ok(()),
+        Commanded::InFlight => Err(Problem::conflict("One of its deliveries is being sent at this moment. Nothing was cancelled.")),
+        Commanded::HasEnded => Err(Problem::conflict("All its deliveries have ended already.")),
+        Commanded::NotFound => Err(Problem::not_found()),
+        Commanded::NotBefore(_) | Commanded::Tested(_) => {
+            Err(Problem::unavailable("The owner of the event could not do that now."))
+        }
+    }
+}
+
+/// Erases the payload; first it is called off where it still waits, so that nothing is sent without it.
+pub(crate) async fn erase(call: Call) -> Result<Response, Problem> {
+    let row = find(&call).await?;
+    if row.deliveries[0] > 0 {
+        match call_off(&call, &row).await {
+            Ok(()) => {}
+            // What has ended between our look and the owner's needs no cancelling.
+            Err(problem) if problem.status() == StatusCode::CONFLICT => {
+                if find(&call).await?.deliveries[0] > 0 {
+                    return Err(problem);
+                }
+            }
+            Err(problem) => return Err(problem),
+        }
+    }
+    let audit = call.audit("event.erase", &row.id, Some(&row.tenant));
+    call.app.store.erase(Some(row.tenant.clone()), row.id.clone(), audit).await?;
+    Ok(no_content())
+}
+
+fn view(row: &EventRow) -> EventView {
+    EventView {
+        id: row.id.to_string(),
+        event_type: row.event_type.to_string(),
+        tenant: row.tenant.to_string(),
+        version: row.version.as_ref().map(ToString::to_string),
+        timestamp: row.timestamp.to_rfc3339(),
+        accepted_at: row.accepted_at.to_rfc3339(),
+        idempotency_key: row.idempotency_key.as_ref().map(ToString::to_string),
+        ordering_key: row.ordering_key.as_ref().map(ToString::to_string),
+        deliver_at: row.timing.deliver_at().map(Timestamp::to_rfc3339),
+        expires_at: row.timing.expires_at().map(Timestamp::to_rfc3339),
+        labels: row.labels.iter().map(ToString::to_string).collect(),
+        data: None,
+        erased_at: row.erased_at.map(Timestamp::to_rfc3339),
+        deliveries: None,
+    }
+}
+
+/// Deliveries of one event that are looked at to say how they stand. Beyond, they count as pending.
+const STANDING_MAX: usize = 1000;
+
+/// With its payload, to the byte, and how its deliveries stand.
+async fn whole(app: &App, row: &EventRow) -> Result<EventView, Problem> {
+    let [waiting, delivered, dead, cancelled] = row.deliveries;
+    let mut counts = DeliveryCounts { pending: waiting, delivered, dead, cancelled, ..DeliveryCounts::default() };
+    if waiting > 0 {
+        let query = DeliveryQuery {
+            tenant: Some(row.tenant.clone()),
+            event: Some(row.id.clone()),
+            status: Some(StatusFilter::Waiting),
+            limit: STANDING_MAX,
+            ..DeliveryQuery::default()
+        };
+        let rows = app.store.deliveries(query).await?.rows;
+        let surroundings = Surroundings::of(app, &rows).await?;
+        for delivery in &rows {
+            match surroundings.view(app, delivery).status {
+                "delivering" => counts.delivering += 1,
+                "scheduled" => counts.scheduled += 1,
+                _ => continue,
+            }
+            counts.pending = counts.pending.saturating_sub(1);
+        }
+    }
+    let data = row.data.as_ref().map(|data| RawValue::from_string(data.as_str().to_owned()));
+    let data = data.transpose().map_err(|_| Problem::unavailable("The stored payload is not readable."))?;
+    Ok(EventView { data, deliveries: Some(counts), ..view(row) })
 }

@@ -1,48 +1,257 @@
 //! HTTP and JSON: one file per resource.
 //!
-//! Only this crate shapes our public JSON. What a caller may see follows from its credential alone; today there is
-//! one, the admin key.
+//! Only this crate shapes our public JSON. What a caller may see follows from its credential alone: users, the command
+//! line, the dashboard and the portal all come through the same table of routes (`routes.rs`).
 
-mod auth;
+mod audit;
+mod batch;
 mod body;
+mod call;
+mod catalogue;
+mod cluster;
+mod credentials;
+mod cursor;
+mod dead_letters;
 mod deliveries;
+mod docs;
+mod endpoint_verbs;
 mod endpoints;
+mod event_types;
 mod events;
+mod filters;
+mod given;
+mod health;
+mod keys;
+mod known;
+mod observed;
+mod openapi;
+mod policies;
+mod portal;
 mod problem;
+mod query;
+mod replays;
+mod routes;
+mod statistics;
+mod stream;
+mod tenants;
 
+use std::ops::Deref;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
-use axum::extract::DefaultBodyLimit;
-use axum::middleware::from_fn_with_state;
-use axum::routing::{get, post};
+use axum::extract::Request;
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
+use http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, HeaderValue, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+};
+use posthaste_core::bucket::RateLimit;
+use posthaste_core::destination;
+use posthaste_core::endpoint::Policies;
+use posthaste_core::timeout::TimeoutRules;
 use posthaste_store::Store;
 
-use auth::AdminKey;
+use body::Budget;
+use credentials::{AdminKey, Calls, Uses};
+use endpoint_verbs::Tests;
+use health::Publishing;
+use known::Known;
+pub use portal::PortalKey;
 use problem::Problem;
 
-/// One event with its envelope, or one endpoint with all its policies, fits easily.
-const BODY_BYTES_MAX: usize = 1024 * 1024;
-
+/// What the operator has set.
 #[derive(Clone, Debug)]
-struct App {
-    store: Arc<dyn Store>,
-    admin_key: Arc<AdminKey>,
+pub struct Options {
+    /// The server's own address for people, in links that we make. Never taken from a request.
+    pub public_url: String,
+    /// What applies where neither tenant nor endpoint says anything; the same that the store was given.
+    pub policies: Policies,
+    pub timeout_rules: TimeoutRules,
+    /// Where deliveries may go, as far as that can be known when an endpoint is made.
+    pub destinations: destination::Policy,
+    /// A tenant has to be made before it can be used.
+    pub strict_tenants: bool,
+    /// One event with its envelope, or one endpoint with all its policies, fits easily.
+    pub body_bytes_max: usize,
+    pub batch_bytes_max: usize,
+    pub batch_events_max: usize,
+    /// What all requests together may keep of bodies that are being read.
+    pub bodies_bytes_max: usize,
+    /// How long a body may take to arrive.
+    pub body_patience: Duration,
+    /// Enough for any customer; a loop that makes endpoints ends here. A tenant's own limit stands over it.
+    pub endpoints_per_tenant_max: u32,
+    /// Calls of one key, without publishing. `None`: as many as it likes.
+    pub calls: Option<RateLimit>,
+    pub replays_per_minute_max: u32,
+    /// The least time between two test-sends to one endpoint.
+    pub tests_every: Duration,
+    /// Connections to `/v1/stream`; each asks the store once a second.
+    pub streams_max: usize,
+    /// Seals portal tokens. Has to be the same on every node and after a restart, or links made before stop working.
+    pub portal_key: PortalKey,
 }
 
-/// Everything that is served. `admin_key` is the key that callers have to show.
-pub fn router(store: Arc<dyn Store>, admin_key: &str) -> Router {
-    let app = App { store, admin_key: Arc::new(AdminKey::new(admin_key)) };
-    Router::new()
-        .route("/v1/endpoints", post(endpoints::create))
-        .route("/v1/endpoints/{id}", get(endpoints::read))
-        .route("/v1/events", post(events::publish))
-        .route("/v1/deliveries/{id}", get(deliveries::read))
-        .route("/v1/deliveries/{id}/attempts", get(deliveries::attempts))
-        .layer(from_fn_with_state(app.clone(), auth::require))
-        .route("/healthz", get(async || "ok"))
-        .fallback(async || Problem::not_found())
-        .method_not_allowed_fallback(async || Problem::method_not_allowed())
-        .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
-        .with_state(app)
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            public_url: "http://127.0.0.1:8080".to_owned(),
+            policies: Policies::default(),
+            timeout_rules: TimeoutRules::default(),
+            destinations: destination::Policy::default(),
+            strict_tenants: false,
+            body_bytes_max: 1024 * 1024,
+            batch_bytes_max: 16 * 1024 * 1024,
+            batch_events_max: 1000,
+            bodies_bytes_max: 32 * 1024 * 1024,
+            body_patience: Duration::from_secs(30),
+            endpoints_per_tenant_max: 1000,
+            calls: Some(RateLimit::new(6000, 1000).expect("within its bounds")),
+            replays_per_minute_max: 600,
+            tests_every: Duration::from_secs(5),
+            streams_max: 64,
+            portal_key: PortalKey(rand::random()),
+        }
+    }
+}
+
+/// What handlers share.
+#[derive(Clone, Debug)]
+struct App(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    store: Arc<dyn Store>,
+    options: Options,
+    admin_key: AdminKey,
+    known: Arc<Known>,
+    calls: Calls,
+    uses: Uses,
+    budget: Budget,
+    tests: Tests,
+    publishing: Publishing,
+    streams: Arc<tokio::sync::Semaphore>,
+    /// The OpenAPI document and its page, made once.
+    document: docs::Document,
+    uses_written: parking_lot::Mutex<std::time::Instant>,
+}
+
+impl Deref for App {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+/// Everything that is served. `admin_key` is the operator's first key; further ones are made with it.
+pub fn router(store: Arc<dyn Store>, options: Options, admin_key: &str) -> Router {
+    let table = routes::table();
+    let app = App(Arc::new(Shared {
+        admin_key: AdminKey::new(admin_key),
+        known: Arc::new(Known::new(Arc::clone(&store))),
+        calls: Calls::new(options.calls),
+        uses: Uses::default(),
+        budget: Budget::new(options.bodies_bytes_max),
+        tests: Tests::default(),
+        publishing: Publishing::default(),
+        streams: Arc::new(tokio::sync::Semaphore::new(options.streams_max)),
+        document: docs::Document::new(&table),
+        uses_written: parking_lot::Mutex::new(std::time::Instant::now()),
+        options,
+        store,
+    }));
+    let uses = app.clone();
+    routes::router(table, &app).layer(from_fn(move |request, next| frame(uses.clone(), request, next)))
+}
+
+/// The OpenAPI document, as the server serves it.
+pub fn openapi() -> String {
+    docs::Document::new(&routes::table()).openapi_text().to_owned()
+}
+
+/// One line of the table of routes, for tests that have to cover all of them.
+#[derive(Clone, Debug)]
+pub struct RouteShown {
+    pub method: http::Method,
+    pub path: &'static str,
+    pub operation: &'static str,
+    pub needs_key: bool,
+    pub is_server_wide: bool,
+    pub takes_body: bool,
+    /// A body that works on an empty server, or nothing.
+    pub example: &'static str,
+    pub query: Vec<&'static str>,
+}
+
+/// The table that the router is made from.
+pub fn routes() -> Vec<RouteShown> {
+    let shown = |route: &routes::Route| RouteShown {
+        method: route.method.clone(),
+        path: route.path,
+        operation: route.operation,
+        needs_key: route.access != routes::Access::Anybody,
+        is_server_wide: matches!(route.access, routes::Access::ServerWide(_)),
+        takes_body: route.body.is_some(),
+        example: route.body.as_ref().map_or("", |body| body.example),
+        query: route.query.iter().map(|parameter| parameter.name).collect(),
+    };
+    routes::table().iter().map(shown).collect()
+}
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const ADDRESS_BYTES_MAX: usize = 8 * 1024;
+const HEADERS_BYTES_MAX: usize = 32 * 1024;
+
+/// What surrounds every answer: bounds on what is not the body, an id, and what browsers are to be told.
+async fn frame(app: App, request: Request, next: Next) -> Response {
+    let address_bytes = request.uri().path_and_query().map_or(0, |address| address.as_str().len());
+    let headers_bytes: usize = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    let is_api = request.uri().path().starts_with("/v1/");
+    let id = format!("req_{:032x}", rand::random::<u128>());
+    let mut response = if address_bytes > ADDRESS_BYTES_MAX {
+        Problem::address_too_long(ADDRESS_BYTES_MAX).into_response()
+    } else if headers_bytes > HEADERS_BYTES_MAX {
+        Problem::headers_too_large(HEADERS_BYTES_MAX).into_response()
+    } else {
+        let method = request.method().clone();
+        let response = next.run(request).await;
+        tracing::debug!(request = id, %method, status = response.status().as_u16(), "answered");
+        response
+    };
+    let headers = response.headers_mut();
+    headers.insert(REQUEST_ID, HeaderValue::from_str(&id).expect("digits and letters"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    if !headers.contains_key(CONTENT_SECURITY_POLICY) {
+        headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'"));
+    }
+    if is_api {
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    }
+    write_uses(&app);
+    response
+}
+
+/// Writes down now and then when keys were last used. Beside the request, which does not wait for it.
+fn write_uses(app: &App) {
+    {
+        let Some(mut written) = app.uses_written.try_lock() else { return };
+        if written.elapsed() < credentials::USES_WRITTEN_EVERY {
+            return;
+        }
+        *written = std::time::Instant::now();
+    }
+    let used = app.uses.take();
+    if used.is_empty() {
+        return;
+    }
+    let store = Arc::clone(&app.store);
+    tokio::spawn(async move {
+        if let Err(error) = store.keys_used(used).await {
+            tracing::warn!(%error, "when keys were last used could not be written down");
+        }
+    });
 }

@@ -121,8 +121,13 @@ impl Health {
 
     /// Unhealthy is what has been warned about, or fails more than half of the time.
     pub fn is_healthy(&self, last_hour: &LastHour, now: Timestamp) -> bool {
+        self.is_well(last_hour.attempts(now), last_hour.score(now))
+    }
+
+    /// The same by what was counted elsewhere in the last hour.
+    pub fn is_well(&self, attempts: u64, score: u32) -> bool {
         let warned = self.run.is_some_and(|run| run.told.is_some());
-        let mostly_failing = last_hour.attempts(now) >= 10 && last_hour.score(now) < 50;
+        let mostly_failing = attempts >= 10 && score < 50;
         !warned && !mostly_failing
     }
 }

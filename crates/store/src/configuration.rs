@@ -60,10 +60,12 @@ pub struct StoredTenant {
 #[derive(Clone, PartialEq, Debug)]
 pub enum Change {
     CreateEndpoint(Box<NewEndpoint>),
-    /// Replaces what was said about it; `expected_version` is what the caller has read.
+    /// Replaces what was said about it; `expected_version` is what the caller has read. Its secrets stay, unless others
+    /// are given: a new way to sign may need them, and neither may come without the other.
     ReplaceEndpoint {
         endpoint: Box<Endpoint>,
         expected_version: Option<u64>,
+        secrets: Option<Vec<StoredSecret>>,
     },
     ReplaceSecrets {
         endpoint: EndpointId,

@@ -207,8 +207,8 @@ async fn apply(
 ) -> Result<Result<u64, Refusal>, Problem> {
     match change {
         Change::CreateEndpoint(new) => create_endpoint(connection, keyring, new, now).await,
-        Change::ReplaceEndpoint { endpoint, expected_version } => {
-            replace_endpoint(connection, keyring, endpoint, *expected_version, now).await
+        Change::ReplaceEndpoint { endpoint, expected_version, secrets } => {
+            replace_endpoint(connection, keyring, endpoint, *expected_version, secrets.as_deref(), now).await
         }
         Change::ReplaceSecrets { endpoint, secrets } => replace_secrets(connection, keyring, *endpoint, secrets, now).await,
         Change::DeleteEndpoint { endpoint } => {
@@ -314,6 +314,7 @@ async fn replace_endpoint(
     keyring: &Keyring,
     endpoint: &Endpoint,
     expected_version: Option<u64>,
+    secrets: Option<&[StoredSecret]>,
     now: Timestamp,
 ) -> Result<Result<u64, Refusal>, Problem> {
     let Some(stored) = load_endpoint(connection, keyring, endpoint.id).await? else { return Ok(Err(Refusal::NotFound)) };
@@ -334,7 +335,7 @@ async fn replace_endpoint(
                 &status,
                 &paused_until_ms,
                 &storable(&document::endpoint(endpoint)),
-                &secrets::seal(keyring, endpoint.id, &stored.secrets, &endpoint.headers),
+                &secrets::seal(keyring, endpoint.id, secrets.unwrap_or(&stored.secrets), &endpoint.headers),
                 &now.as_millis(),
             ],
         )

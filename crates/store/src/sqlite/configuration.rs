@@ -166,8 +166,8 @@ impl Sqlite {
 fn apply(connection: &Connection, keyring: &Keyring, change: &Change, now: Timestamp) -> Result<Result<u64, Refusal>, Error> {
     match change {
         Change::CreateEndpoint(new) => create_endpoint(connection, keyring, new, now),
-        Change::ReplaceEndpoint { endpoint, expected_version } => {
-            replace_endpoint(connection, keyring, endpoint, *expected_version, now)
+        Change::ReplaceEndpoint { endpoint, expected_version, secrets } => {
+            replace_endpoint(connection, keyring, endpoint, *expected_version, secrets.as_deref(), now)
         }
         Change::ReplaceSecrets { endpoint, secrets } => replace_secrets(connection, keyring, *endpoint, secrets, now),
         Change::DeleteEndpoint { endpoint } => {
@@ -261,6 +261,7 @@ fn replace_endpoint(
     keyring: &Keyring,
     endpoint: &Endpoint,
     expected_version: Option<u64>,
+    secrets: Option<&[StoredSecret]>,
     now: Timestamp,
 ) -> Result<Result<u64, Refusal>, Error> {
     let Some(stored) = load_endpoint(connection, keyring, endpoint.id)? else { return Ok(Err(Refusal::NotFound)) };
@@ -283,7 +284,7 @@ fn replace_endpoint(
             ":status": status,
             ":paused_until_ms": paused_until_ms,
             ":document": document::endpoint(endpoint),
-            ":sealed": secrets::seal(keyring, endpoint.id, &stored.secrets, &endpoint.headers),
+            ":sealed": secrets::seal(keyring, endpoint.id, secrets.unwrap_or(&stored.secrets), &endpoint.headers),
             ":updated_at_ms": now.as_millis(),
         })?;
     touch_tenant(connection, &stored.endpoint.tenant, now)?;

@@ -66,7 +66,7 @@ async fn one_that_has_ended_is_made_again_and_names_its_successor(world: World) 
     assert_eq!(world.waiting(endpoint.id).await, [made.seq]);
     world.deliver(&made).await;
     let disabled = Endpoint { status: Status::Disabled, ..endpoint };
-    world.configure(Change::ReplaceEndpoint { endpoint: Box::new(disabled), expected_version: None }).await.unwrap();
+    world.configure(Change::ReplaceEndpoint { endpoint: Box::new(disabled), expected_version: None, secrets: None }).await.unwrap();
     assert_eq!(world.store.repeat(made.id, audit.clone()).await.unwrap(), Err(Refusal::EndpointTakesNothing));
     let nobody = posthaste_core::id::DeliveryId::from_unique(world.store.unique());
     assert_eq!(world.store.repeat(nobody, audit).await.unwrap(), Err(Refusal::NotFound));
@@ -139,7 +139,7 @@ async fn what_an_endpoint_has_missed_can_be_sent_after_enabling(world: World) {
     let missed = world.event("acme", "order.paid");
     assert_eq!(world.publish(missed.clone()).await, Published::Made { deliveries: 0 });
     let enabled = Endpoint { status: Status::Active, ..endpoint.clone() };
-    world.configure(Change::ReplaceEndpoint { endpoint: Box::new(enabled), expected_version: None }).await.unwrap();
+    world.configure(Change::ReplaceEndpoint { endpoint: Box::new(enabled), expected_version: None, secrets: None }).await.unwrap();
     let had = world.delivery("acme").await;
     let filter = ReplayFilter { endpoint: Some(endpoint.id), missing: true, ..ReplayFilter::default() };
     let row = start(&world, filter.clone()).await;

@@ -110,7 +110,7 @@ async fn a_uid_is_taken_once_per_tenant_until_its_endpoint_is_deleted(world: Wor
     world.add(&with_uid("globex")).await.unwrap();
     let other = world.endpoint("acme").await;
     let taken = Endpoint { uid: uid.clone(), ..other };
-    let change = Change::ReplaceEndpoint { endpoint: Box::new(taken), expected_version: None };
+    let change = Change::ReplaceEndpoint { endpoint: Box::new(taken), expected_version: None, secrets: None };
     assert_eq!(world.configure(change).await, Err(Refusal::Taken));
     let by_uid = EndpointQuery { tenant: Some(tenant("acme")), uid: uid.clone(), limit: 5, ..EndpointQuery::default() };
     assert_eq!(world.store.endpoints(by_uid).await.unwrap()[0].endpoint.id, first.id);
@@ -123,12 +123,24 @@ async fn a_change_that_was_made_by_somebody_else_meanwhile_is_not_overwritten(wo
     let change = |url: &str, expected_version| Change::ReplaceEndpoint {
         endpoint: Box::new(Endpoint { url: url.to_owned(), ..endpoint.clone() }),
         expected_version,
+        secrets: None,
     };
     assert_eq!(world.configure(change("https://one.example/", Some(1))).await.unwrap().version, 2);
     assert_eq!(world.configure(change("https://two.example/", Some(1))).await, Err(Refusal::Stale));
     let stored = world.store.endpoint(endpoint.id).await.unwrap().unwrap();
     assert_eq!((stored.endpoint.url.as_str(), stored.version), ("https://one.example/", 2));
     assert_eq!(stored.secrets.len(), 1, "its secret stays");
+    let secrets = vec![StoredSecret { secret: SecretText("whsec_another".to_owned()), until: None }];
+    let both = |expected_version| Change::ReplaceEndpoint {
+        endpoint: Box::new(Endpoint { signing: Signing::StandardEd25519, ..endpoint.clone() }),
+        expected_version,
+        secrets: Some(secrets.clone()),
+    };
+    assert_eq!(world.configure(both(Some(1))).await, Err(Refusal::Stale));
+    assert_eq!(world.store.endpoint(endpoint.id).await.unwrap().unwrap().secrets, stored.secrets, "neither");
+    world.configure(both(Some(2))).await.unwrap();
+    let changed = world.store.endpoint(endpoint.id).await.unwrap().unwrap();
+    assert_eq!((changed.endpoint.signing, changed.secrets), (Signing::StandardEd25519, secrets), "both");
 }
 
 async fn a_tenant_has_as_many_endpoints_as_it_may(world: World) {
@@ -249,7 +261,7 @@ async fn what_is_not_there_is_refused_and_leaves_no_trace(world: World) {
     let nobody = world.new_endpoint("acme");
     let number = world.store.configuration_number().await.unwrap();
     for change in [
-        Change::ReplaceEndpoint { endpoint: Box::new(nobody.clone()), expected_version: None },
+        Change::ReplaceEndpoint { endpoint: Box::new(nobody.clone()), expected_version: None, secrets: None },
         Change::ReplaceSecrets { endpoint: nobody.id, secrets: vec![] },
         Change::DeleteEndpoint { endpoint: nobody.id },
         Change::DeleteTenant { tenant: tenant("acme") },

@@ -118,7 +118,7 @@ async fn a_body_outlives_its_day_while_its_delivery_waits(world: World) {
     world.deliver(&other).await;
     let paused =
         posthaste_core::endpoint::Endpoint { status: posthaste_core::endpoint::Status::Paused { until: None }, ..endpoint.clone() };
-    world.configure(Change::ReplaceEndpoint { endpoint: Box::new(paused), expected_version: None }).await.unwrap();
+    world.configure(Change::ReplaceEndpoint { endpoint: Box::new(paused), expected_version: None, secrets: None }).await.unwrap();
     days_pass(&world, 30);
     assert!(sweep_all(&world).await.events >= 1);
     assert_eq!(world.store.event(Some(tenant("acme")), other.event.clone()).await.unwrap(), None);

@@ -164,7 +164,7 @@ async fn an_endpoint_that_was_answered_is_seen_by_the_next_publish(world: World)
     }
     let endpoints = world.store.endpoints(EndpointQuery { limit: 10, ..EndpointQuery::default() }).await.unwrap();
     let disabled = Endpoint { status: Status::Disabled, ..endpoints[0].endpoint.clone() };
-    world.configure(Change::ReplaceEndpoint { endpoint: Box::new(disabled), expected_version: None }).await.unwrap();
+    world.configure(Change::ReplaceEndpoint { endpoint: Box::new(disabled), expected_version: None, secrets: None }).await.unwrap();
     assert_eq!(world.publish(world.event("acme", "order.paid")).await, Published::Made { deliveries: 4 });
     world.configure(Change::DeleteEndpoint { endpoint: endpoints[1].endpoint.id }).await.unwrap();
     assert_eq!(world.publish(world.event("acme", "order.paid")).await, Published::Made { deliveries: 3 });
@@ -229,7 +229,7 @@ async fn urgent_types_and_quiet_ones_are_stamped_with_their_class(world: World) 
     }
     // Without quiet hours nothing is held by them.
     let open = Endpoint { policies: PolicyOverrides::default(), ..endpoint.clone() };
-    world.configure(Change::ReplaceEndpoint { endpoint: Box::new(open), expected_version: Some(1) }).await.unwrap();
+    world.configure(Change::ReplaceEndpoint { endpoint: Box::new(open), expected_version: Some(1), secrets: None }).await.unwrap();
     let mut after = Some(0);
     let mut steps = 0;
     while let Some(from) = after {

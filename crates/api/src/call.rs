@@ -1,0 +1,208 @@
+//! One request on its way to its handler: who calls, for what, with which body; and how handlers answer.
+
+use std::fmt::Display;
+use std::net::SocketAddr;
+
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+use axum::response::Response;
+use http::header::{CONTENT_TYPE, ETAG, HeaderValue, IF_MATCH};
+use http::request::Parts;
+use http::{HeaderName, StatusCode};
+use parking_lot::Mutex;
+use posthaste_core::id::TenantId;
+use posthaste_core::text::IdempotencyKey;
+use posthaste_store::{Audit, Change, Configured, Refusal};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use crate::body::{self, MediaType, Pieces, Whole};
+use crate::credentials::Caller;
+use crate::problem::Problem;
+use crate::query::Query;
+use crate::{App, cursor};
+
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// A request that may be served: its caller is known and has the scope, its query has only what the route knows.
+#[derive(Debug)]
+pub(crate) struct Call {
+    pub(crate) app: App,
+    pub(crate) caller: Caller,
+    pub(crate) query: Query,
+    pub(crate) parts: Parts,
+    /// What stands in the address in the place of `{…}`, decoded.
+    pub(crate) name: String,
+    /// A body can be read by one alone; the lock only says so to the compiler.
+    pub(crate) unread: Mutex<Option<Body>>,
+}
+
+impl Call {
+    /// Reads the body, which has to be one JSON value.
+    pub(crate) async fn body(mut self) -> Result<(Call, Whole), Problem> {
+        if MediaType::of(&self.parts)? != MediaType::Json {
+            return Err(Problem::unsupported_media_type());
+        }
+        let whole = self.pieces(self.app.options.body_bytes_max)?.whole().await?;
+        Ok((self, whole))
+    }
+
+    /// The same where everything is optional: no body at all means an empty object.
+    pub(crate) async fn optional_body(self) -> Result<(Call, Option<Whole>), Problem> {
+        let is_empty = self.unread.lock().as_ref().is_none_or(axum::body::HttpBody::is_end_stream);
+        if is_empty && !body::is_announced(&self.parts) {
+            return Ok((self, None));
+        }
+        let (call, whole) = self.body().await?;
+        Ok((call, Some(whole)))
+    }
+
+    pub(crate) fn pieces(&mut self, bytes_max: usize) -> Result<Pieces, Problem> {
+        let body = self.unread.get_mut().take().unwrap_or_default();
+        Pieces::new(&self.parts, body, &self.app.budget, bytes_max, self.app.options.body_patience)
+    }
+
+    /// What `If-Match` asks for.
+    pub(crate) fn precondition(&self) -> Precondition {
+        let mut values = self.parts.headers.get_all(IF_MATCH).iter().peekable();
+        if values.peek().is_none() {
+            return Precondition::None;
+        }
+        let tags: Vec<&str> = values.flat_map(|value| value.to_str().unwrap_or_default().split(',')).map(str::trim).collect();
+        if tags == ["*"] {
+            return Precondition::Exists;
+        }
+        // A weak tag never matches here: what differs in a detail differs.
+        Precondition::OneOf(tags.iter().filter_map(|tag| tag.strip_prefix('"')?.strip_suffix('"')?.parse().ok()).collect())
+    }
+
+    /// The header of that name. What cannot be a key at all is a bad request.
+    pub(crate) fn idempotency_key(&self) -> Result<Option<IdempotencyKey>, Problem> {
+        let mut values = self.parts.headers.get_all(IDEMPOTENCY_KEY).iter();
+        let Some(value) = values.next() else { return Ok(None) };
+        let key = value.to_str().ok().and_then(|text| IdempotencyKey::parse(text).ok());
+        match (key, values.next()) {
+            (Some(key), None) => Ok(Some(key)),
+            (Some(_), Some(_)) => Err(Problem::unreadable("the Idempotency-Key header is given twice")),
+            (None, _) => Err(Problem::unreadable(format!("the Idempotency-Key header: {}", IdempotencyKey::RULE))),
+        }
+    }
+
+    /// Changes the configuration. What comes next on this node sees it.
+    pub(crate) async fn configure(&self, change: Change, audit: Audit) -> Result<Result<Configured, Refusal>, Problem> {
+        let configured = self.app.store.configure(change, audit).await?;
+        self.app.known.forget();
+        Ok(configured)
+    }
+
+    /// Who did what, for the audit log.
+    pub(crate) fn audit(&self, action: &str, subject: &dyn Display, tenant: Option<&TenantId>) -> Audit {
+        let address = self.parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip().to_string());
+        Audit {
+            actor: self.caller.actor.to_string(),
+            address,
+            action: action.to_owned(),
+            subject: subject.to_string(),
+            tenant: tenant.cloned(),
+            before: None,
+            after: None,
+        }
+    }
+}
+
+/// The audit entry with what it was and what it is since; both without secrets.
+pub(crate) fn with_change(audit: Audit, before: Option<&Value>, after: Option<&Value>) -> Audit {
+    Audit { before: before.map(Value::to_string), after: after.map(Value::to_string), ..audit }
+}
+
+impl Whole {
+    /// Reads an object of this shape.
+    pub(crate) fn parse<'a, T: Deserialize<'a>>(&'a self) -> Result<T, Problem> {
+        body::parse(&self.bytes)
+    }
+}
+
+/// Reads an optional body, or what stands for none.
+pub(crate) fn parse_or_default<'a, T: Deserialize<'a> + Default>(body: Option<&'a Whole>) -> Result<T, Problem> {
+    body.map_or_else(|| Ok(T::default()), Whole::parse)
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Precondition {
+    None,
+    /// `*`
+    Exists,
+    OneOf(Vec<u64>),
+}
+
+impl Precondition {
+    pub(crate) fn check(&self, version: u64) -> Result<(), Problem> {
+        match self {
+            Precondition::None | Precondition::Exists => Ok(()),
+            Precondition::OneOf(versions) if versions.contains(&version) => Ok(()),
+            Precondition::OneOf(_) => Err(Problem::stale()),
+        }
+    }
+
+    pub(crate) fn is_given(&self) -> bool {
+        *self != Precondition::None
+    }
+}
+
+/// A page of a list, newest first unless said otherwise.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct List<T> {
+    data: Vec<T>,
+    /// Where the next page begins; `null` on the last.
+    next_cursor: Option<String>,
+}
+
+impl<T> List<T> {
+    pub(crate) fn empty() -> List<T> {
+        List { data: vec![], next_cursor: None }
+    }
+
+    pub(crate) fn new(data: Vec<T>, list: &str, next: Option<String>) -> List<T> {
+        List { data, next_cursor: next.map(|position| cursor::write(list, &position)) }
+    }
+
+    /// From rows of which one more than the page was asked for, which tells whether there is another.
+    pub(crate) fn cut<R>(
+        mut rows: Vec<R>,
+        limit: usize,
+        list: &str,
+        position: impl Fn(&R) -> String,
+        view: impl Fn(&R) -> T,
+    ) -> List<T> {
+        let has_more = rows.len() > limit;
+        rows.truncate(limit);
+        let next = rows.last().filter(|_| has_more).map(position);
+        List::new(rows.iter().map(view).collect(), list, next)
+    }
+}
+
+pub(crate) fn answer(status: StatusCode, view: &impl Serialize) -> Response {
+    let body = serde_json::to_vec(view).expect("texts, numbers and lists of them");
+    let mut response = Response::new(Body::from(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+pub(crate) fn ok(view: &impl Serialize) -> Response {
+    answer(StatusCode::OK, view)
+}
+
+pub(crate) fn no_content() -> Response {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = StatusCode::NO_CONTENT;
+    response
+}
+
+/// With the version that `If-Match` takes.
+pub(crate) fn tagged(mut response: Response, version: u64) -> Response {
+    let tag = HeaderValue::from_str(&format!("\"{version}\"")).expect("digits in quotes");
+    response.headers_mut().insert(ETAG, tag);
+    response
+}

@@ -1,0 +1,271 @@
+//! Who is calling, and what they may do.
+//!
+//! A credential is the operator's first key, a key from the store, or a portal token. Keys are looked up by their hash:
+//! what a caller shows is hashed before it is compared with anything, so that the time a comparison takes says nothing
+//! about a key. Keys that were found are kept in memory ([`crate::known::Known`]) until the configuration changes.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderMap;
+use http::header::AUTHORIZATION;
+use parking_lot::Mutex;
+use posthaste_core::bucket::{Bucket, RateLimit};
+use posthaste_core::id::{KeyId, TenantId};
+use posthaste_core::time::Timestamp;
+use posthaste_store::{Key, KeyHash, KeyScope};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use crate::App;
+use crate::portal;
+use crate::problem::Problem;
+
+/// Whoever may not name a tenant publishes and configures here.
+pub(crate) const DEFAULT_TENANT: &str = "default";
+
+/// Who is calling.
+#[derive(Clone, Debug)]
+pub(crate) struct Caller {
+    /// As the audit log names them; never the key itself.
+    pub(crate) actor: Arc<str>,
+    /// `None`: all tenants.
+    pub(crate) tenant: Option<TenantId>,
+    scopes: Scopes,
+    /// A portal token may be allowed to manage endpoints and yet not to see a new secret.
+    pub(crate) may_see_secrets: bool,
+}
+
+/// A set of scopes. `admin` includes all others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Scopes(u8);
+
+impl Scopes {
+    pub(crate) const ALL: Scopes = Scopes(u8::MAX);
+
+    pub(crate) fn of(scopes: &[KeyScope]) -> Scopes {
+        if scopes.contains(&KeyScope::Admin) {
+            return Scopes::ALL;
+        }
+        Scopes(scopes.iter().fold(0, |bits, scope| bits | Scopes::bit(*scope)))
+    }
+
+    pub(crate) fn has(self, scope: KeyScope) -> bool {
+        self.0 & Scopes::bit(scope) != 0
+    }
+
+    fn bit(scope: KeyScope) -> u8 {
+        match scope {
+            KeyScope::Publish => 1,
+            KeyScope::Read => 1 << 1,
+            KeyScope::Manage => 1 << 2,
+            KeyScope::Replay => 1 << 3,
+            KeyScope::Admin => 1 << 4,
+        }
+    }
+}
+
+impl Caller {
+    /// For routes that ask for no credential.
+    pub(crate) fn nobody() -> Caller {
+        Caller { actor: "nobody".into(), tenant: None, scopes: Scopes(0), may_see_secrets: false }
+    }
+
+    fn administrator() -> Caller {
+        Caller { actor: "admin key".into(), tenant: None, scopes: Scopes::ALL, may_see_secrets: true }
+    }
+
+    pub(crate) fn of_key(key: &Key) -> Caller {
+        Caller {
+            actor: key.id.to_string().into(),
+            tenant: key.tenant.clone(),
+            scopes: Scopes::of(&key.scopes),
+            may_see_secrets: true,
+        }
+    }
+
+    pub(crate) fn of_portal(token: &portal::Token) -> Caller {
+        Caller {
+            actor: format!("portal:{:016x}", token.nonce).into(),
+            tenant: Some(token.tenant.clone()),
+            scopes: token.permissions.scopes(),
+            may_see_secrets: token.permissions.secrets,
+        }
+    }
+
+    pub(crate) fn has(&self, scope: KeyScope) -> bool {
+        self.scopes.has(scope)
+    }
+
+    /// Whether what belongs to this tenant is there for them at all.
+    pub(crate) fn sees(&self, tenant: &TenantId) -> bool {
+        self.tenant.as_ref().is_none_or(|own| own == tenant)
+    }
+
+    /// The tenant that a request is about: the one named, else their own, else the default. Somebody else's is not found.
+    pub(crate) fn tenant_for(&self, named: Option<&str>) -> Result<TenantId, Problem> {
+        match (named, &self.tenant) {
+            (None, Some(own)) => Ok(own.clone()),
+            (None, None) => Ok(TenantId::parse(DEFAULT_TENANT).expect("a valid name")),
+            (Some(named), own) => {
+                let named = TenantId::parse(named).map_err(|error| Problem::invalid("tenant", error))?;
+                match own {
+                    Some(own) if *own != named => Err(Problem::not_found()),
+                    Some(_) | None => Ok(named),
+                }
+            }
+        }
+    }
+
+    /// The tenant that a list is narrowed to, if to one. `Err(Nobody)` where the answer is an empty list.
+    pub(crate) fn narrowed_to(&self, named: Option<TenantId>) -> Result<Option<TenantId>, Nobody> {
+        match (&self.tenant, named) {
+            (Some(own), Some(named)) if *own != named => Err(Nobody),
+            (Some(own), _) => Ok(Some(own.clone())),
+            (None, named) => Ok(named),
+        }
+    }
+}
+
+/// A list of somebody else's things is empty, as that of nobody's.
+#[derive(Debug)]
+pub(crate) struct Nobody;
+
+/// The operator's first key, as its hash: the key itself is not kept.
+pub(crate) struct AdminKey([u8; 32]);
+
+impl AdminKey {
+    pub(crate) fn new(key: &str) -> AdminKey {
+        AdminKey(hash_of(key.as_bytes()).0)
+    }
+
+    fn is(&self, shown: &KeyHash) -> bool {
+        self.0.ct_eq(&shown.0).into()
+    }
+}
+
+impl std::fmt::Debug for AdminKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AdminKey(…)")
+    }
+}
+
+pub(crate) fn hash_of(key: &[u8]) -> KeyHash {
+    KeyHash(Sha256::digest(key).into())
+}
+
+/// No key that we have ever made is longer; what is, is not worth hashing.
+const KEY_BYTES_MAX: usize = 1024;
+
+/// Finds out who is calling.
+pub(crate) async fn identify(app: &App, headers: &HeaderMap) -> Result<Caller, Problem> {
+    let mut shown = headers.get_all(AUTHORIZATION).iter();
+    let (Some(value), None) = (shown.next(), shown.next()) else { return Err(Problem::unauthorized()) };
+    let key = bearer(value.as_bytes()).ok_or_else(Problem::unauthorized)?;
+    if let Some(text) = key.strip_prefix(portal::PREFIX.as_bytes()) {
+        let token = portal::Token::read(&app.options.portal_key, text, app.store.now()).ok_or_else(Problem::unauthorized)?;
+        return Ok(Caller::of_portal(&token));
+    }
+    let hash = hash_of(key);
+    if app.admin_key.is(&hash) {
+        return Ok(Caller::administrator());
+    }
+    let known = app.known.key(hash).await?.ok_or_else(Problem::unauthorized)?;
+    // The clock moves on while a key is remembered.
+    let now = app.store.now();
+    if known.key.expires_at.is_some_and(|at| at <= now) {
+        return Err(Problem::unauthorized());
+    }
+    app.uses.note(known.key.id, now);
+    Ok(known.caller.clone())
+}
+
+fn bearer(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, key) = value.split_at_checked("Bearer ".len())?;
+    (scheme.eq_ignore_ascii_case(b"Bearer ") && !key.is_empty() && key.len() <= KEY_BYTES_MAX).then_some(key)
+}
+
+/// How often each caller may call.
+#[derive(Debug)]
+pub(crate) struct Calls {
+    limit: Option<RateLimit>,
+    buckets: Mutex<HashMap<Arc<str>, Bucket>>,
+}
+
+/// Beyond this many callers, those who have been quiet are forgotten: their buckets are full anyway.
+const CALLERS_MAX: usize = 10_000;
+
+impl Calls {
+    pub(crate) fn new(limit: Option<RateLimit>) -> Calls {
+        Calls { limit, buckets: Mutex::default() }
+    }
+
+    pub(crate) fn take(&self, caller: &Caller, now: Timestamp) -> Result<(), Problem> {
+        let Some(limit) = self.limit else { return Ok(()) };
+        let mut buckets = self.buckets.lock();
+        if buckets.len() >= CALLERS_MAX && !buckets.contains_key(&caller.actor) {
+            buckets.retain(|_, bucket| !bucket.is_full(now, limit));
+        }
+        let bucket = buckets.entry(Arc::clone(&caller.actor)).or_insert_with(Bucket::full);
+        bucket.take(now, limit).map_err(|ready| Problem::too_many_requests(ready.since(now)))
+    }
+}
+
+/// When keys were last used, written down now and then.
+#[derive(Debug, Default)]
+pub(crate) struct Uses {
+    noted: Mutex<HashMap<KeyId, Timestamp>>,
+}
+
+impl Uses {
+    fn note(&self, key: KeyId, now: Timestamp) {
+        self.noted.lock().insert(key, now);
+    }
+
+    /// All that was noted since this was last asked.
+    pub(crate) fn take(&self) -> Vec<(KeyId, Timestamp)> {
+        std::mem::take(&mut *self.noted.lock()).into_iter().collect()
+    }
+}
+
+/// Precise enough to find keys that nobody uses.
+pub(crate) const USES_WRITTEN_EVERY: Duration = Duration::from_secs(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn admin_includes_everything_and_nothing_else_does() {
+        for scope in KeyScope::ALL {
+            assert!(Scopes::of(&[KeyScope::Admin]).has(scope));
+            for other in KeyScope::ALL.into_iter().filter(|other| *other != KeyScope::Admin) {
+                assert_eq!(Scopes::of(&[other]).has(scope), other == scope);
+            }
+        }
+        assert!(!Scopes::of(&[]).has(KeyScope::Read));
+    }
+
+    #[test]
+    fn a_bucket_belongs_to_one_caller() {
+        let calls = Calls::new(Some(RateLimit::new(60, 2).unwrap()));
+        let caller = |actor: &str| Caller { actor: actor.into(), ..Caller::administrator() };
+        let at = Timestamp::from_millis(1_000_000);
+        assert!(calls.take(&caller("a"), at).is_ok());
+        assert!(calls.take(&caller("a"), at).is_ok());
+        assert_eq!(calls.take(&caller("a"), at).unwrap_err().status(), 429);
+        assert!(calls.take(&caller("b"), at).is_ok());
+        assert!(calls.take(&caller("a"), at + Duration::from_secs(1)).is_ok());
+    }
+
+    #[test]
+    fn only_a_bearer_token_is_a_key() {
+        assert_eq!(bearer(b"Bearer abc"), Some(&b"abc"[..]));
+        assert_eq!(bearer(b"bearer abc"), Some(&b"abc"[..]));
+        for other in [&b""[..], b"Bearer", b"Bearer ", b"Basic abc", b"abc"] {
+            assert_eq!(bearer(other), None);
+        }
+        assert_eq!(bearer(&[b"Bearer ".as_slice(), &[b'x'; 1025]].concat()), None);
+    }
+}

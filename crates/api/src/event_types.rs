@@ -1,0 +1,216 @@
+//! `/v1/event-types`: the catalogue. Events of types that are not in it are delivered all the same.
+
+use axum::response::Response;
+use http::StatusCode;
+use posthaste_core::catalogue::{Contract, Entry};
+use posthaste_core::endpoint::Description;
+use posthaste_core::event::EventType;
+use posthaste_core::json;
+use posthaste_core::text::Version;
+use posthaste_core::time::Timestamp;
+use posthaste_store::Change;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+
+use crate::call::{Call, List, answer, no_content, ok, with_change};
+use crate::catalogue::{compile, validate};
+use crate::endpoints::refused;
+use crate::given::{Given, check_read_only};
+use crate::problem::Problem;
+
+const LIST: &str = "event-types";
+/// More versions than this are a history.
+const VERSIONS_MAX: usize = 100;
+const SCHEMA_BYTES_MAX: usize = 64 * 1024;
+
+/// What is said about a type.
+#[derive(Clone, Default, Debug, Deserialize, ToSchema)]
+#[schema(as = EventTypeSettings)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct EventTypeBody {
+    #[serde(default)]
+    #[schema(value_type = Option<String>, max_length = 128)]
+    name: Given<String>,
+    #[serde(default)]
+    #[schema(value_type = Option<String>, max_length = 1024)]
+    description: Given<String>,
+    /// In the order in which they were added: the last is the present one.
+    #[serde(default)]
+    #[schema(value_type = Option<Vec<VersionBody>>, max_items = 100)]
+    versions: Given<Vec<VersionBody>>,
+    /// Still accepted; subscribers are told to move on.
+    #[serde(default)]
+    #[schema(value_type = Option<bool>)]
+    deprecated: Given<bool>,
+    /// Goes before the rest of its lane and is not held by quiet hours.
+    #[serde(default)]
+    #[schema(value_type = Option<bool>)]
+    priority: Given<bool>,
+    #[serde(default)]
+    #[schema(value_type = Option<Value>, read_only)]
+    deprecated_at: Given<Value>,
+}
+
+/// What a payload of one version looks like.
+#[derive(Clone, Debug, Serialize, Deserialize, ToSchema)]
+#[schema(as = EventTypeVersion)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct VersionBody {
+    #[schema(min_length = 1, max_length = 64)]
+    version: String,
+    /// JSON Schema. Publishing something that does not match it is refused.
+    #[schema(value_type = Option<Value>)]
+    schema: Option<Box<RawValue>>,
+    #[schema(value_type = Option<Value>)]
+    example: Option<Box<RawValue>>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = EventType)]
+pub(crate) struct EventTypeView {
+    name: String,
+    description: String,
+    versions: Vec<VersionBody>,
+    deprecated: bool,
+    #[schema(format = DateTime)]
+    deprecated_at: Option<String>,
+    priority: bool,
+}
+
+pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
+    let limit = call.query.limit()?;
+    let after = call.query.cursor(LIST, |position| EventType::parse(position).ok())?;
+    let entries = call.app.store.event_types().await?;
+    let rows = entries.into_iter().filter(|entry| after.as_ref().is_none_or(|after| *after < entry.name)).take(limit + 1).collect();
+    Ok(ok(&List::cut(rows, limit, LIST, |entry: &Entry| entry.name.to_string(), view)))
+}
+
+pub(crate) async fn create(call: Call) -> Result<Response, Problem> {
+    let (call, body) = call.body().await?;
+    let mut given: EventTypeBody = body.parse()?;
+    check_read_only("deprecated_at", &given.deprecated_at, None)?;
+    let name = std::mem::take(&mut given.name).value().ok_or_else(|| Problem::invalid("name", "missing field `name`"))?;
+    let name = EventType::parse(&name).map_err(|error| Problem::invalid("name", error))?;
+    if find_entry(&call, &name).await?.is_some() {
+        return Err(Problem::conflict("There is such a type already."));
+    }
+    let blank = Entry { name, description: String::new(), versions: vec![], deprecated_at: None, is_priority: false };
+    let entry = given.lay_over(blank, call.app.store.now())?;
+    put(&call, "event-type.create", None, entry).await.map(|view| answer(StatusCode::CREATED, &view))
+}
+
+pub(crate) async fn read(call: Call) -> Result<Response, Problem> {
+    Ok(ok(&view(&find(&call).await?)))
+}
+
+pub(crate) async fn change(call: Call) -> Result<Response, Problem> {
+    let (call, body) = call.body().await?;
+    let mut given: EventTypeBody = body.parse()?;
+    let present = find(&call).await?;
+    let document = document(&present);
+    check_read_only("deprecated_at", &given.deprecated_at, document.get("deprecated_at"))?;
+    match std::mem::take(&mut given.name) {
+        Given::Absent => {}
+        Given::Is(name) if name == present.name.as_str() => {}
+        Given::Null | Given::Is(_) => return Err(Problem::invalid("name", "a type keeps its name")),
+    }
+    let entry = given.lay_over(present, call.app.store.now())?;
+    put(&call, "event-type.change", Some(&document), entry).await.map(|view| ok(&view))
+}
+
+pub(crate) async fn delete(call: Call) -> Result<Response, Problem> {
+    let entry = find(&call).await?;
+    let audit = with_change(call.audit("event-type.delete", &entry.name, None), Some(&document(&entry)), None);
+    call.configure(Change::DeleteEventType { name: entry.name }, audit).await?.map_err(refused)?;
+    Ok(no_content())
+}
+
+async fn put(call: &Call, action: &str, before: Option<&Value>, entry: Entry) -> Result<EventTypeView, Problem> {
+    let audit = with_change(call.audit(action, &entry.name, None), before, Some(&document(&entry)));
+    let view = view(&entry);
+    call.configure(Change::PutEventType(Box::new(entry)), audit).await?.map_err(refused)?;
+    Ok(view)
+}
+
+async fn find(call: &Call) -> Result<Entry, Problem> {
+    let name = EventType::parse(&call.name).map_err(|_| Problem::not_found())?;
+    find_entry(call, &name).await?.ok_or_else(Problem::not_found)
+}
+
+async fn find_entry(call: &Call, name: &EventType) -> Result<Option<Entry>, Problem> {
+    Ok(call.app.store.event_types().await?.into_iter().find(|entry| entry.name == *name))
+}
+
+impl EventTypeBody {
+    fn lay_over(self, mut entry: Entry, now: Timestamp) -> Result<Entry, Problem> {
+        entry.description = self.description.over(entry.description, |text| {
+            Description::parse(&text).map(|text| text.to_string()).map_err(|error| Problem::invalid("description", error))
+        })?;
+        entry.versions = self.versions.over(entry.versions, read_versions)?;
+        entry.is_priority = self.priority.over(entry.is_priority, Ok)?;
+        let is_deprecated = self.deprecated.over(entry.deprecated_at.is_some(), Ok)?;
+        entry.deprecated_at = is_deprecated.then(|| entry.deprecated_at.unwrap_or(now));
+        Ok(entry)
+    }
+}
+
+fn read_versions(given: Vec<VersionBody>) -> Result<Vec<(Version, Contract)>, Problem> {
+    if given.len() > VERSIONS_MAX {
+        return Err(Problem::invalid("versions", "at most 100 versions"));
+    }
+    let mut versions: Vec<(Version, Contract)> = Vec::new();
+    for (index, body) in given.into_iter().enumerate() {
+        let (version, contract) = body.read().map_err(|problem| problem.inside(&format!("versions[{index}]")))?;
+        if versions.iter().any(|(known, _)| *known == version) {
+            return Err(Problem::invalid(format!("versions[{index}].version"), "is named twice"));
+        }
+        versions.push((version, contract));
+    }
+    Ok(versions)
+}
+
+impl VersionBody {
+    fn read(self) -> Result<(Version, Contract), Problem> {
+        let version = Version::parse(&self.version).map_err(|error| Problem::invalid("version", error))?;
+        let text = |field: &str, raw: Option<Box<RawValue>>| -> Result<Option<String>, Problem> {
+            let Some(raw) = raw else { return Ok(None) };
+            if raw.get().len() > SCHEMA_BYTES_MAX {
+                return Err(Problem::invalid(field, "at most 64 KiB"));
+            }
+            json::check(raw.get(), json::DEPTH_MAX).map_err(|error| Problem::invalid(field, error))?;
+            Ok(Some(raw.get().to_owned()))
+        };
+        let contract = Contract { schema: text("schema", self.schema)?, example: text("example", self.example)? };
+        if let Some(schema) = &contract.schema {
+            let validator = compile(schema).map_err(|error| Problem::invalid("schema", error))?;
+            if let Some(example) = &contract.example {
+                validate(&validator, example).map_err(|_| Problem::invalid("example", "does not match the schema beside it"))?;
+            }
+        }
+        Ok((version, contract))
+    }
+}
+
+fn view(entry: &Entry) -> EventTypeView {
+    let raw = |text: &Option<String>| text.as_ref().and_then(|text| RawValue::from_string(text.clone()).ok());
+    let version = |(version, contract): &(Version, Contract)| VersionBody {
+        version: version.to_string(),
+        schema: raw(&contract.schema),
+        example: raw(&contract.example),
+    };
+    EventTypeView {
+        name: entry.name.to_string(),
+        description: entry.description.clone(),
+        versions: entry.versions.iter().map(version).collect(),
+        deprecated: entry.deprecated_at.is_some(),
+        deprecated_at: entry.deprecated_at.map(Timestamp::to_rfc3339),
+        priority: entry.is_priority,
+    }
+}
+
+fn document(entry: &Entry) -> Value {
+    // Numbers of a schema that no program can hold are not worth an error here.
+    serde_json::to_value(view(entry)).unwrap_or(Value::Null)
+}

@@ -1,0 +1,56 @@
+//! What a request says about a field: nothing, `null`, or a value. PATCH tells the three apart.
+
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+use crate::problem::Problem;
+
+/// To be used with `#[serde(default)]`, which makes a field that is not there `Absent`.
+#[derive(Clone, PartialEq, Default, Debug)]
+pub(crate) enum Given<T> {
+    #[default]
+    Absent,
+    Null,
+    Is(T),
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Given<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Given<T>, D::Error> {
+        Ok(Option::deserialize(deserializer)?.map_or(Given::Null, Given::Is))
+    }
+}
+
+impl<T> Given<T> {
+    pub(crate) fn is_absent(&self) -> bool {
+        matches!(self, Given::Absent)
+    }
+
+    /// The value, where `null` says the same as nothing.
+    pub(crate) fn value(self) -> Option<T> {
+        match self {
+            Given::Absent | Given::Null => None,
+            Given::Is(value) => Some(value),
+        }
+    }
+
+    /// Lays it over what is there: `null` goes back to the default.
+    pub(crate) fn over<U: Default>(self, present: U, read: impl FnOnce(T) -> Result<U, Problem>) -> Result<U, Problem> {
+        match self {
+            Given::Absent => Ok(present),
+            Given::Null => Ok(U::default()),
+            Given::Is(value) => read(value),
+        }
+    }
+}
+
+/// A field that only we write. Refused where something is made; where it is changed, repeating what is there is fine, so
+/// that an answer can be sent back with one field changed.
+pub(crate) fn check_read_only(field: &str, given: &Given<Value>, present: Option<&Value>) -> Result<(), Problem> {
+    let is_the_same = match (given, present) {
+        (Given::Absent, _) => true,
+        (Given::Null, Some(present)) => present.is_null(),
+        (Given::Is(value), Some(present)) => value == present,
+        (Given::Null | Given::Is(_), None) => false,
+    };
+    if is_the_same { Ok(()) } else { Err(Problem::invalid(field, "is read-only")) }
+}

@@ -1,0 +1,114 @@
+//! What deliveries have shown of endpoints: circuit, learned timeout, health, what is in flight.
+//!
+//! Owners of lanes write it down now and then; on another node it is a few seconds old at most.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use posthaste_core::admission::LaneFacts;
+use posthaste_core::circuit::Breaker;
+use posthaste_core::endpoint::{Policies, Status};
+use posthaste_core::health::Health;
+use posthaste_core::id::{DeliveryId, EndpointId};
+use posthaste_core::tenant::Tenant;
+use posthaste_core::time::Timestamp;
+use posthaste_core::timeout::Adaptive;
+use posthaste_store::{LaneShown, StatisticsQuery};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::App;
+use crate::problem::Problem;
+
+/// The time that a health score looks back over.
+const SCORE_OVER: Duration = Duration::from_hours(1);
+
+/// What is known of one endpoint.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Observed {
+    lane: Option<LaneShown>,
+    attempts: u64,
+    successes: u64,
+}
+
+/// How an endpoint is doing.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Health)]
+pub(crate) struct HealthView {
+    /// The share of successful attempts in the last hour, 0 to 100; 100 if there were none.
+    score: u32,
+    #[schema(value_type = String)]
+    state: &'static str,
+    #[schema(format = DateTime)]
+    failing_since: Option<String>,
+}
+
+impl Observed {
+    pub(crate) fn breaker(&self) -> Breaker {
+        self.lane.as_ref().map_or_else(Breaker::default, |lane| lane.memory.breaker)
+    }
+
+    pub(crate) fn timeout(&self) -> Adaptive {
+        self.lane.as_ref().map_or_else(Adaptive::default, |lane| lane.timeout)
+    }
+
+    pub(crate) fn is_in_flight(&self, delivery: DeliveryId) -> bool {
+        self.lane.as_ref().is_some_and(|lane| lane.in_flight.contains(&delivery))
+    }
+
+    pub(crate) fn health(&self) -> HealthView {
+        let health = self.lane.as_ref().map_or_else(Health::default, |lane| lane.memory.health);
+        let score = (self.successes * 100).checked_div(self.attempts).unwrap_or(100);
+        let score = u32::try_from(score.min(100)).expect("a share");
+        HealthView {
+            score,
+            state: if health.is_well(self.attempts, score) { "healthy" } else { "unhealthy" },
+            failing_since: health.failing_since().map(Timestamp::to_rfc3339),
+        }
+    }
+
+    /// The facts about its lane that explain why something waits there.
+    pub(crate) fn lane_facts<'a>(&self, status: Status, policies: &'a Policies, tenant: Option<&Tenant>) -> LaneFacts<'a> {
+        let facts = LaneFacts { schedule: policies.delivery_schedule.as_ref(), ..LaneFacts::of(status) };
+        let Some(lane) = &self.lane else { return facts };
+        LaneFacts {
+            breaker: lane.memory.breaker,
+            rate_limit: policies.rate_limit.map(|limit| (limit, lane.memory.bucket)),
+            tenant_rate_limit: tenant.and_then(|tenant| tenant.rate_limit).zip(lane.tenant_bucket),
+            held_until: lane.memory.held_until,
+            retries_from: lane.retries_from,
+            has_slot: lane.has_slot,
+            ..facts
+        }
+    }
+}
+
+/// What is known of these endpoints, without how healthy they are.
+pub(crate) async fn lanes(app: &App, endpoints: Vec<EndpointId>) -> Result<HashMap<EndpointId, Observed>, Problem> {
+    if endpoints.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let lanes = app.store.lanes_shown(endpoints).await?;
+    Ok(lanes.into_iter().map(|lane| (lane.endpoint, Observed { lane: Some(lane), ..Observed::default() })).collect())
+}
+
+/// The same, with the last hour's counts.
+pub(crate) async fn lanes_and_health(app: &App, endpoints: &[EndpointId]) -> Result<HashMap<EndpointId, Observed>, Problem> {
+    let mut known = lanes(app, endpoints.to_vec()).await?;
+    let now = app.store.now();
+    for endpoint in endpoints {
+        let query = StatisticsQuery {
+            tenant: None,
+            endpoint: Some(*endpoint),
+            from: now - SCORE_OVER,
+            to: now + Duration::from_mins(1),
+            step: SCORE_OVER * 2,
+        };
+        let observed = known.entry(*endpoint).or_default();
+        for step in app.store.statistics(query).await? {
+            observed.attempts += step.counts.attempts;
+            observed.successes += step.counts.successes;
+        }
+    }
+    Ok(known)
+}

@@ -1,0 +1,173 @@
+//! What stands behind the `?`. Names that a route does not know are refused, and so is one that is given twice.
+
+use http::Uri;
+use posthaste_core::event::EventType;
+use posthaste_core::id::{EndpointId, EventId, TenantId};
+use posthaste_core::text::TextError;
+use posthaste_core::time::Timestamp;
+use serde_json::{Value, json};
+
+use crate::cursor;
+use crate::problem::Problem;
+
+const LIMIT_DEFAULT: usize = 50;
+const LIMIT_MAX: usize = 250;
+
+/// One parameter that a route knows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parameter {
+    pub(crate) name: &'static str,
+    pub(crate) about: &'static str,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Limit,
+    Text,
+    Time,
+    OneOf(&'static [&'static str]),
+}
+
+const fn text(name: &'static str, about: &'static str) -> Parameter {
+    Parameter { name, about, kind: Kind::Text }
+}
+
+pub(crate) const LIMIT: Parameter = Parameter { name: "limit", about: "How many at most, 50 unless said.", kind: Kind::Limit };
+pub(crate) const CURSOR: Parameter = text("cursor", "`next_cursor` of the page before.");
+pub(crate) const TENANT: Parameter = text("tenant", "Only what belongs to this tenant.");
+pub(crate) const ENDPOINT: Parameter = text("endpoint", "Only what goes to this endpoint.");
+pub(crate) const EVENT: Parameter = text("event", "Only what belongs to this event.");
+pub(crate) const TYPE: Parameter = text("type", "Only this event type.");
+pub(crate) const UID: Parameter = text("uid", "Only the endpoint with this `uid`.");
+pub(crate) const FROM: Parameter = Parameter { name: "from", about: "Made at this time or later.", kind: Kind::Time };
+pub(crate) const TO: Parameter = Parameter { name: "to", about: "Made before this time.", kind: Kind::Time };
+pub(crate) const STATUSES: [&str; 6] = ["pending", "delivering", "scheduled", "delivered", "dead", "cancelled"];
+pub(crate) const STATUS: Parameter =
+    Parameter { name: "status", about: "Only what stands like this.", kind: Kind::OneOf(&STATUSES) };
+pub(crate) const HOLD_REASONS: [&str; 9] =
+    ["disabled", "paused", "deliver_at", "retry", "circuit_open", "quiet_hours", "ordering", "rate_limited", "concurrency"];
+pub(crate) const HOLD_REASON: Parameter =
+    Parameter { name: "hold_reason", about: "Only what is held for this reason.", kind: Kind::OneOf(&HOLD_REASONS) };
+
+impl Parameter {
+    /// As the OpenAPI document has it.
+    pub(crate) fn document(&self) -> Value {
+        let schema = match self.kind {
+            Kind::Limit => json!({"type": "integer", "minimum": 1, "maximum": LIMIT_MAX, "default": LIMIT_DEFAULT}),
+            Kind::Text => json!({"type": "string"}),
+            Kind::Time => json!({"type": "string", "format": "date-time"}),
+            Kind::OneOf(words) => json!({"type": "string", "enum": words}),
+        };
+        json!({"name": self.name, "in": "query", "description": self.about, "schema": schema})
+    }
+}
+
+/// The parameters of one request.
+#[derive(Debug, Default)]
+pub(crate) struct Query(Vec<(String, String)>);
+
+impl Query {
+    pub(crate) fn read(uri: &Uri, known: &[Parameter]) -> Result<Query, Problem> {
+        let Some(text) = uri.query().filter(|text| !text.is_empty()) else { return Ok(Query::default()) };
+        let mut given: Vec<(String, String)> = Vec::new();
+        for (name, value) in form_urlencoded::parse(text.as_bytes()) {
+            if !known.iter().any(|parameter| parameter.name == name) {
+                let names: Vec<&str> = known.iter().map(|parameter| parameter.name).collect();
+                let message = if names.is_empty() {
+                    "there are no parameters here".to_owned()
+                } else {
+                    format!("expected one of {}", names.join(", "))
+                };
+                return Err(Problem::invalid(printable(&name), format!("unknown parameter; {message}")));
+            }
+            if given.iter().any(|(before, _)| *before == name) {
+                return Err(Problem::invalid(name, "given twice"));
+            }
+            given.push((name.into_owned(), value.into_owned()));
+        }
+        Ok(Query(given))
+    }
+
+    pub(crate) fn text(&self, parameter: &Parameter) -> Option<&str> {
+        self.0.iter().find(|(name, _)| name == parameter.name).map(|(_, value)| value.as_str())
+    }
+
+    fn parsed<T>(&self, parameter: &Parameter, parse: impl Fn(&str) -> Result<T, TextError>) -> Result<Option<T>, Problem> {
+        self.text(parameter).map(parse).transpose().map_err(|error| Problem::invalid(parameter.name, error))
+    }
+
+    pub(crate) fn tenant(&self) -> Result<Option<TenantId>, Problem> {
+        self.parsed(&TENANT, TenantId::parse)
+    }
+
+    pub(crate) fn endpoint(&self) -> Result<Option<EndpointId>, Problem> {
+        self.parsed(&ENDPOINT, EndpointId::parse)
+    }
+
+    pub(crate) fn event(&self) -> Result<Option<EventId>, Problem> {
+        self.parsed(&EVENT, EventId::parse)
+    }
+
+    pub(crate) fn event_type(&self) -> Result<Option<EventType>, Problem> {
+        self.parsed(&TYPE, EventType::parse)
+    }
+
+    pub(crate) fn time(&self, parameter: &Parameter) -> Result<Option<Timestamp>, Problem> {
+        self.text(parameter).map(Timestamp::parse).transpose().map_err(|error| Problem::invalid(parameter.name, error))
+    }
+
+    /// One of a few words.
+    pub(crate) fn word(&self, parameter: &Parameter) -> Result<Option<&'static str>, Problem> {
+        let Kind::OneOf(words) = parameter.kind else { return Ok(None) };
+        let Some(given) = self.text(parameter) else { return Ok(None) };
+        match words.iter().find(|word| **word == given) {
+            Some(word) => Ok(Some(word)),
+            None => Err(Problem::invalid(parameter.name, format!("expected one of {}", words.join(", ")))),
+        }
+    }
+
+    pub(crate) fn limit(&self) -> Result<usize, Problem> {
+        let Some(text) = self.text(&LIMIT) else { return Ok(LIMIT_DEFAULT) };
+        match text.parse() {
+            Ok(limit @ 1..=LIMIT_MAX) if text.bytes().all(|byte| byte.is_ascii_digit()) => Ok(limit),
+            Ok(_) | Err(_) => Err(Problem::invalid(LIMIT.name, format!("a whole number from 1 to {LIMIT_MAX}"))),
+        }
+    }
+
+    /// Where the page begins that was asked for, in the words of the list itself.
+    pub(crate) fn cursor<T>(&self, list: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>, Problem> {
+        let Some(text) = self.text(&CURSOR) else { return Ok(None) };
+        let position = cursor::read(list, text)?;
+        parse(&position).map(Some).ok_or_else(|| Problem::unreadable("the cursor is not one of ours"))
+    }
+}
+
+/// A name that nobody expected, short enough and without what a terminal would obey.
+fn printable(name: &str) -> String {
+    name.chars().take(64).map(|character| if character.is_control() { '\u{fffd}' } else { character }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(query: &str) -> Result<Query, Problem> {
+        Query::read(&format!("/x?{query}").parse().unwrap(), &[LIMIT, CURSOR, STATUS, FROM])
+    }
+
+    #[test]
+    fn what_is_unknown_or_doubled_or_out_of_bounds_is_refused() {
+        assert_eq!(read("limit=7").unwrap().limit().unwrap(), 7);
+        assert_eq!(read("").unwrap().limit().unwrap(), 50);
+        assert_eq!(read("status=dead").unwrap().word(&STATUS).unwrap(), Some("dead"));
+        assert_eq!(read("tyep=x").unwrap_err().status(), 422);
+        assert_eq!(read("limit=1&limit=1").unwrap_err().status(), 422);
+        for limit in ["0", "251", "-1", "+5", "1e1", "", "x", "99999999999999999999"] {
+            assert_eq!(read(&format!("limit={limit}")).unwrap().limit().unwrap_err().status(), 422, "{limit}");
+        }
+        assert_eq!(read("status=Dead").unwrap().word(&STATUS).unwrap_err().status(), 422);
+        assert_eq!(read("from=yesterday").unwrap().time(&FROM).unwrap_err().status(), 422);
+        assert_eq!(read("cursor=x").unwrap().cursor("x", |_| Some(1)).unwrap_err().status(), 400);
+    }
+}

@@ -1,0 +1,529 @@
+//! The one table of everything that is served.
+//!
+//! The router, the OpenAPI document, the page at `/docs` and the tests of tenancy are made from it, so that a route cannot
+//! be added to one of them and forgotten in another. What every call has to pass (credential, scope, rate, query) is
+//! passed here, before its handler is asked.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{FromRequestParts, RawPathParams, Request};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{MethodFilter, MethodRouter, on};
+use http::Method;
+use parking_lot::Mutex;
+use posthaste_store::KeyScope::{self, Admin, Manage, Publish, Read, Replay};
+use utoipa::ToSchema;
+
+use crate::call::Call;
+use crate::credentials::{Caller, identify};
+use crate::openapi::{Shape, list_of, shape};
+use crate::problem::{self, Problem};
+use crate::query::{CURSOR, ENDPOINT, EVENT, FROM, HOLD_REASON, LIMIT, Parameter, Query, STATUS, TENANT, TO, TYPE, UID};
+use crate::{
+    App, audit, batch, cluster, dead_letters, deliveries, docs, endpoint_verbs, endpoints, event_types, events, filters, health,
+    keys, portal, replays, statistics, stream, tenants,
+};
+
+type Answered = Pin<Box<dyn Future<Output = Result<Response, Problem>> + Send>>;
+type Handler = Box<dyn Fn(Call) -> Answered + Send + Sync>;
+
+/// Who may call a route.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Access {
+    /// Without a credential.
+    Anybody,
+    Scope(KeyScope),
+    /// What concerns the whole server: keys that are bound to a tenant may not.
+    ServerWide(KeyScope),
+}
+
+/// One method of one address.
+pub(crate) struct Route {
+    pub(crate) method: Method,
+    pub(crate) path: &'static str,
+    /// Its name in the OpenAPI document, and so in generated clients.
+    pub(crate) operation: &'static str,
+    pub(crate) summary: &'static str,
+    pub(crate) access: Access,
+    pub(crate) query: &'static [Parameter],
+    pub(crate) body: Option<Takes>,
+    pub(crate) answers: Vec<Gives>,
+    /// Statuses of problems beside those that any call can meet.
+    pub(crate) problems: &'static [u16],
+    /// Beside the body: `If-Match`, `Idempotency-Key`.
+    pub(crate) headers: &'static [&'static str],
+    /// Publishing is not counted among a key's calls.
+    is_publishing: bool,
+    handler: Handler,
+}
+
+/// What a body looks like.
+pub(crate) struct Takes {
+    pub(crate) shape: Shape,
+    pub(crate) is_required: bool,
+    /// One that works on an empty server; a test sends it.
+    pub(crate) example: &'static str,
+    pub(crate) media_types: &'static [&'static str],
+}
+
+/// What comes back when all is well.
+pub(crate) struct Gives {
+    pub(crate) status: u16,
+    pub(crate) about: &'static str,
+    pub(crate) shape: Option<Shape>,
+    pub(crate) media_type: &'static str,
+}
+
+const JSON: &str = "application/json";
+
+impl Route {
+    fn new<F, A>(method: Method, path: &'static str, operation: &'static str, access: Access, handler: F) -> Route
+    where
+        F: Fn(Call) -> A + Send + Sync + 'static,
+        A: Future<Output = Result<Response, Problem>> + Send + 'static,
+    {
+        Route {
+            method,
+            path,
+            operation,
+            summary: "",
+            access,
+            query: &[],
+            body: None,
+            answers: vec![],
+            problems: &[],
+            headers: &[],
+            is_publishing: false,
+            handler: Box::new(move |call| Box::pin(handler(call))),
+        }
+    }
+
+    fn says(mut self, summary: &'static str) -> Route {
+        self.summary = summary;
+        self
+    }
+
+    fn asks(mut self, query: &'static [Parameter]) -> Route {
+        self.query = query;
+        self
+    }
+
+    fn takes<T: ToSchema>(mut self, example: &'static str) -> Route {
+        self.body = Some(Takes { shape: shape::<T>(), is_required: true, example, media_types: &[JSON] });
+        self
+    }
+
+    fn may_take<T: ToSchema>(mut self, example: &'static str) -> Route {
+        self.body = Some(Takes { shape: shape::<T>(), is_required: false, example, media_types: &[JSON] });
+        self
+    }
+
+    fn gives<T: ToSchema>(self, status: u16, about: &'static str) -> Route {
+        self.gives_as(status, about, Some(shape::<T>()), JSON)
+    }
+
+    fn gives_list<T: ToSchema>(self) -> Route {
+        self.gives_as(200, "A page.", Some(list_of::<T>()), JSON)
+    }
+
+    fn gives_nothing(self) -> Route {
+        self.gives_as(204, "Done.", None, JSON)
+    }
+
+    fn gives_as(mut self, status: u16, about: &'static str, shape: Option<Shape>, media_type: &'static str) -> Route {
+        self.answers.push(Gives { status, about, shape, media_type });
+        self
+    }
+
+    /// Problems that only some routes know.
+    fn refuses(mut self, statuses: &'static [u16]) -> Route {
+        self.problems = statuses;
+        self
+    }
+
+    fn heeds(mut self, headers: &'static [&'static str]) -> Route {
+        self.headers = headers;
+        self
+    }
+
+    fn publishing(mut self) -> Route {
+        self.is_publishing = true;
+        self
+    }
+
+    /// As the router knows it. It has no places that begin in the middle of a segment.
+    pub(crate) fn router_path(&self) -> String {
+        self.path.split('/').map(|segment| if segment.contains('{') { "{name}" } else { segment }).collect::<Vec<_>>().join("/")
+    }
+
+    fn check_access(&self, caller: &Caller) -> Result<(), Problem> {
+        let (scope, is_server_wide) = match self.access {
+            Access::Anybody => return Ok(()),
+            Access::Scope(scope) => (scope, false),
+            Access::ServerWide(scope) => (scope, true),
+        };
+        if !caller.has(scope) {
+            return Err(Problem::forbidden(format!("This needs a key with the scope `{}`.", scope.name())));
+        }
+        if is_server_wide && caller.tenant.is_some() {
+            return Err(Problem::forbidden("This concerns the whole server, and this key is bound to one tenant."));
+        }
+        Ok(())
+    }
+}
+
+fn get<F, A>(path: &'static str, operation: &'static str, access: Access, handler: F) -> Route
+where
+    F: Fn(Call) -> A + Send + Sync + 'static,
+    A: Future<Output = Result<Response, Problem>> + Send + 'static,
+{
+    Route::new(Method::GET, path, operation, access, handler)
+}
+
+fn post<F, A>(path: &'static str, operation: &'static str, access: Access, handler: F) -> Route
+where
+    F: Fn(Call) -> A + Send + Sync + 'static,
+    A: Future<Output = Result<Response, Problem>> + Send + 'static,
+{
+    Route::new(Method::POST, path, operation, access, handler)
+}
+
+fn put<F, A>(path: &'static str, operation: &'static str, access: Access, handler: F) -> Route
+where
+    F: Fn(Call) -> A + Send + Sync + 'static,
+    A: Future<Output = Result<Response, Problem>> + Send + 'static,
+{
+    Route::new(Method::PUT, path, operation, access, handler)
+}
+
+fn patch<F, A>(path: &'static str, operation: &'static str, access: Access, handler: F) -> Route
+where
+    F: Fn(Call) -> A + Send + Sync + 'static,
+    A: Future<Output = Result<Response, Problem>> + Send + 'static,
+{
+    Route::new(Method::PATCH, path, operation, access, handler)
+}
+
+fn delete<F, A>(path: &'static str, operation: &'static str, access: Access, handler: F) -> Route
+where
+    F: Fn(Call) -> A + Send + Sync + 'static,
+    A: Future<Output = Result<Response, Problem>> + Send + 'static,
+{
+    Route::new(Method::DELETE, path, operation, access, handler)
+}
+
+const DELIVERY_FILTERS: &[Parameter] = &[ENDPOINT, EVENT, TENANT, STATUS, HOLD_REASON, TYPE, FROM, TO, LIMIT, CURSOR];
+const PAGES: &[Parameter] = &[LIMIT, CURSOR];
+const IF_MATCH: &[&str] = &["If-Match"];
+const IDEMPOTENCY_KEY: &[&str] = &["Idempotency-Key"];
+
+/// Everything.
+#[expect(clippy::too_many_lines, reason = "one table, read from top to bottom")]
+pub(crate) fn table() -> Vec<Route> {
+    vec![
+        // Events.
+        post("/v1/events", "publishEvent", Access::Scope(Publish), events::publish)
+            .says("Publish one event. Answered once it and its deliveries are on disk.")
+            .heeds(IDEMPOTENCY_KEY)
+            .takes::<events::NewEventBody>(r#"{"type": "invoice.paid", "tenant": "acme", "data": {"invoice": "inv_456", "amount": 4999}}"#)
+            .gives::<events::Published>(202, "It is on disk.")
+            .gives::<events::Published>(200, "It was published before, under this id.")
+            .refuses(&[409])
+            .publishing(),
+        post("/v1/events/batch", "publishEvents", Access::Scope(Publish), batch::publish)
+            .says("Publish up to 1,000 events, as a JSON array or one a line. A bad one does not harm its neighbours.")
+            .takes_batch()
+            .gives::<batch::BatchAnswer>(202, "What became of each, in their order.")
+            .publishing(),
+        get("/v1/events", "listEvents", Access::Scope(Read), events::list)
+            .says("Events, newest first, without their payloads.")
+            .asks(&[TENANT, TYPE, FROM, TO, LIMIT, CURSOR])
+            .gives_list::<events::EventView>(),
+        get("/v1/events/{id}", "readEvent", Access::Scope(Read), events::read)
+            .says("One event with its payload, and its deliveries counted by how they stand.")
+            .asks(&[TENANT])
+            .gives::<events::EventView>(200, "The event."),
+        post("/v1/events/{id}/cancel", "cancelEvent", Access::Scope(Publish), events::cancel)
+            .says("See to it that none of its remaining deliveries is sent.")
+            .asks(&[TENANT])
+            .gives::<events::EventView>(200, "None of its remaining deliveries will be sent.")
+            .refuses(&[409]),
+        delete("/v1/events/{id}/data", "eraseEventData", Access::Scope(Manage), events::erase)
+            .says("Erase its payload. What still waits is cancelled; history stays.")
+            .asks(&[TENANT])
+            .gives_nothing()
+            .refuses(&[409]),
+        // Endpoints.
+        post("/v1/endpoints", "createEndpoint", Access::Scope(Manage), endpoints::create)
+            .says("Make an endpoint. Its secret is shown in this answer only.")
+            .takes::<endpoints::EndpointBody>(r#"{"url": "https://example.com/webhooks", "tenant": "acme", "event_types": ["invoice.*"]}"#)
+            .gives::<endpoints::EndpointView>(201, "The endpoint, with its secret.")
+            .refuses(&[409]),
+        get("/v1/endpoints", "listEndpoints", Access::Scope(Read), endpoints::list)
+            .says("Endpoints, newest first.")
+            .asks(&[TENANT, UID, LIMIT, CURSOR])
+            .gives_list::<endpoints::EndpointView>(),
+        get("/v1/endpoints/{id}", "readEndpoint", Access::Scope(Read), endpoints::read)
+            .says("One endpoint, with the policies that apply to it.")
+            .gives::<endpoints::EndpointView>(200, "The endpoint."),
+        patch("/v1/endpoints/{id}", "changeEndpoint", Access::Scope(Manage), endpoints::change)
+            .says("Change what is given; `null` goes back to what is inherited.")
+            .heeds(IF_MATCH)
+            .takes::<endpoints::EndpointBody>("")
+            .gives::<endpoints::EndpointView>(200, "The endpoint as it is now.")
+            .refuses(&[409, 412]),
+        delete("/v1/endpoints/{id}", "deleteEndpoint", Access::Scope(Manage), endpoints::delete)
+            .says("Delete it. What waits there is cancelled; history stays.")
+            .heeds(IF_MATCH)
+            .gives_nothing()
+            .refuses(&[412]),
+        put("/v1/endpoints/uid:{uid}", "putEndpoint", Access::Scope(Manage), endpoints::put)
+            .says("Make the endpoint with this `uid` of yours, or replace all that is said about it.")
+            .asks(&[TENANT])
+            .heeds(IF_MATCH)
+            .takes::<endpoints::EndpointBody>("")
+            .gives::<endpoints::EndpointView>(201, "It was made; its secret is shown in this answer only.")
+            .gives::<endpoints::EndpointView>(200, "It was replaced.")
+            .refuses(&[409, 412]),
+        post("/v1/endpoints/{id}/pause", "pauseEndpoint", Access::Scope(Manage), endpoint_verbs::pause)
+            .says("Hold everything, until a time or until it is resumed.")
+            .heeds(IF_MATCH)
+            .may_take::<endpoint_verbs::PauseBody>("")
+            .gives::<endpoints::EndpointView>(200, "The endpoint.")
+            .refuses(&[409, 412]),
+        post("/v1/endpoints/{id}/resume", "resumeEndpoint", Access::Scope(Manage), endpoint_verbs::resume)
+            .says("End a pause.")
+            .heeds(IF_MATCH)
+            .may_take::<endpoint_verbs::EmptyBody>("")
+            .gives::<endpoints::EndpointView>(200, "The endpoint.")
+            .refuses(&[409, 412]),
+        post("/v1/endpoints/{id}/disable", "disableEndpoint", Access::Scope(Manage), endpoint_verbs::disable)
+            .says("Take no more events. What waits is held.")
+            .heeds(IF_MATCH)
+            .may_take::<endpoint_verbs::EmptyBody>("")
+            .gives::<endpoints::EndpointView>(200, "The endpoint.")
+            .refuses(&[409, 412]),
+        post("/v1/endpoints/{id}/enable", "enableEndpoint", Access::Scope(Manage), endpoint_verbs::enable)
+            .says("Take events again. What was missed meanwhile can be replayed with `missing`.")
+            .heeds(IF_MATCH)
+            .may_take::<endpoint_verbs::EmptyBody>("")
+            .gives::<endpoints::EndpointView>(200, "The endpoint.")
+            .refuses(&[409, 412]),
+        post("/v1/endpoints/{id}/rotate-secret", "rotateEndpointSecret", Access::Scope(Manage), endpoint_verbs::rotate_secret)
+            .says("A new secret, shown in this answer only. The old one signs beside it for a while.")
+            .heeds(IF_MATCH)
+            .may_take::<endpoint_verbs::RotateBody>("")
+            .gives::<endpoints::EndpointView>(200, "The endpoint, with its new secret.")
+            .refuses(&[409, 412]),
+        post("/v1/endpoints/{id}/test", "testEndpoint", Access::Scope(Manage), endpoint_verbs::test)
+            .says("Send one request now, and see what came of it.")
+            .may_take::<endpoint_verbs::TestBody>("")
+            .gives::<deliveries::AttemptView>(200, "The attempt, once it has ended.")
+            .refuses(&[409]),
+        get("/v1/endpoints/{id}/stats", "readEndpointStats", Access::Scope(Read), statistics::of_endpoint)
+            .says("How it has been doing.")
+            .asks(&[FROM, TO])
+            .gives::<statistics::EndpointStats>(200, "Counts and response times."),
+        // Deliveries.
+        get("/v1/deliveries", "listDeliveries", Access::Scope(Read), deliveries::list)
+            .says("Deliveries, newest first.")
+            .asks(DELIVERY_FILTERS)
+            .gives_list::<deliveries::DeliveryView>(),
+        get("/v1/deliveries/{id}", "readDelivery", Access::Scope(Read), deliveries::read)
+            .says("One delivery: how it stands, and if it waits, why and until when.")
+            .gives::<deliveries::DeliveryView>(200, "The delivery."),
+        get("/v1/deliveries/{id}/attempts", "listAttempts", Access::Scope(Read), deliveries::attempts)
+            .says("Every try of it, newest first.")
+            .gives_list::<deliveries::AttemptView>(),
+        post("/v1/deliveries/{id}/retry", "retryDelivery", Access::Scope(Replay), deliveries::retry)
+            .says("Send it again: a new delivery of the same event, or, where it still waits, the same one now.")
+            .gives::<deliveries::DeliveryView>(202, "The delivery that will be tried.")
+            .refuses(&[409]),
+        post("/v1/deliveries/{id}/cancel", "cancelDelivery", Access::Scope(Manage), deliveries::cancel)
+            .says("See to it that it is not sent.")
+            .gives::<deliveries::DeliveryView>(200, "The delivery.")
+            .refuses(&[409]),
+        get("/v1/dead-letters", "listDeadLetters", Access::Scope(Read), dead_letters::list)
+            .says("What nobody tries any more and nobody has retried, the newest death first.")
+            .asks(DELIVERY_FILTERS)
+            .gives_list::<deliveries::DeliveryView>(),
+        post("/v1/dead-letters/{id}/retry", "retryDeadLetter", Access::Scope(Replay), dead_letters::retry)
+            .says("Send it again. It leaves the dead letters and names its successor.")
+            .gives::<deliveries::DeliveryView>(202, "The new delivery.")
+            .refuses(&[409]),
+        // Replays.
+        post("/v1/replays", "createReplay", Access::Scope(Replay), replays::create)
+            .says("Send again what matches, at a pace. `dry_run` counts only.")
+            .heeds(IDEMPOTENCY_KEY)
+            .takes::<replays::NewReplayBody>(r#"{"tenant": "acme", "status": ["dead"], "reason": "the receiver was down", "dry_run": true}"#)
+            .gives::<replays::ReplayView>(202, "It is under way.")
+            .gives::<replays::DryRun>(200, "How many it would be.")
+            .refuses(&[409]),
+        get("/v1/replays", "listReplays", Access::Scope(Read), replays::list)
+            .says("Replays, newest first.")
+            .asks(&[TENANT, LIMIT, CURSOR])
+            .gives_list::<replays::ReplayView>(),
+        get("/v1/replays/{id}", "readReplay", Access::Scope(Read), replays::read)
+            .says("One replay and how far it has come.")
+            .gives::<replays::ReplayView>(200, "The replay."),
+        post("/v1/replays/{id}/cancel", "cancelReplay", Access::Scope(Replay), replays::cancel)
+            .says("Make no more of its deliveries. Those made stay.")
+            .gives::<replays::ReplayView>(200, "The replay."),
+        // Tenants.
+        get("/v1/tenants", "listTenants", Access::Scope(Read), tenants::list)
+            .says("Tenants, in the order of their ids.")
+            .asks(PAGES)
+            .gives_list::<tenants::TenantView>(),
+        get("/v1/tenants/{id}", "readTenant", Access::Scope(Read), tenants::read)
+            .says("One tenant: its share, its limits, what its endpoints inherit.")
+            .gives::<tenants::TenantView>(200, "The tenant."),
+        put("/v1/tenants/{id}", "putTenant", Access::ServerWide(Admin), tenants::put)
+            .says("Make a tenant, or replace all that is said about it.")
+            .takes::<tenants::TenantBody>("")
+            .gives::<tenants::TenantView>(201, "It was made.")
+            .gives::<tenants::TenantView>(200, "It was replaced."),
+        patch("/v1/tenants/{id}", "changeTenant", Access::ServerWide(Admin), tenants::change)
+            .says("Change what is given; `null` goes back to the default.")
+            .takes::<tenants::TenantBody>("")
+            .gives::<tenants::TenantView>(200, "The tenant as it is now."),
+        delete("/v1/tenants/{id}", "deleteTenant", Access::ServerWide(Admin), tenants::delete)
+            .says("Delete it with its endpoints and keys. Its history goes by and by.")
+            .gives_nothing(),
+        // Event types.
+        get("/v1/event-types", "listEventTypes", Access::Scope(Read), event_types::list)
+            .says("The catalogue, in the order of names.")
+            .asks(PAGES)
+            .gives_list::<event_types::EventTypeView>(),
+        post("/v1/event-types", "createEventType", Access::ServerWide(Manage), event_types::create)
+            .says("Add a type to the catalogue.")
+            .takes::<event_types::EventTypeBody>(r#"{"name": "invoice.created", "description": "An invoice was made.", "versions": [{"version": "2026-04-08", "schema": {"type": "object", "required": ["invoice"]}, "example": {"invoice": "inv_456"}}]}"#)
+            .gives::<event_types::EventTypeView>(201, "The type.")
+            .refuses(&[409]),
+        get("/v1/event-types/{name}", "readEventType", Access::Scope(Read), event_types::read)
+            .says("One type, with its versions.")
+            .gives::<event_types::EventTypeView>(200, "The type."),
+        patch("/v1/event-types/{name}", "changeEventType", Access::ServerWide(Manage), event_types::change)
+            .says("Change what is given.")
+            .takes::<event_types::EventTypeBody>("")
+            .gives::<event_types::EventTypeView>(200, "The type as it is now."),
+        delete("/v1/event-types/{name}", "deleteEventType", Access::ServerWide(Manage), event_types::delete)
+            .says("Remove it from the catalogue. Events of that type are delivered all the same.")
+            .gives_nothing(),
+        // Who may do what, and who did.
+        get("/v1/keys", "listKeys", Access::Scope(Admin), keys::list)
+            .says("Keys, newest first, also revoked and expired ones. The keys themselves are kept nowhere.")
+            .asks(PAGES)
+            .gives_list::<keys::KeyView>(),
+        post("/v1/keys", "createKey", Access::Scope(Admin), keys::create)
+            .says("Make a key. It is shown in this answer only.")
+            .takes::<keys::NewKeyBody>(r#"{"name": "billing service", "tenant": "acme", "scopes": ["publish"]}"#)
+            .gives::<keys::KeyView>(201, "The key."),
+        delete("/v1/keys/{id}", "revokeKey", Access::Scope(Admin), keys::revoke)
+            .says("Revoke it, on all nodes within a second.")
+            .gives_nothing(),
+        get("/v1/audit", "listAudit", Access::Scope(Admin), audit::list)
+            .says("Who changed what, newest first.")
+            .asks(&[TENANT, LIMIT, CURSOR])
+            .gives_list::<audit::AuditView>(),
+        post("/v1/portal-links", "createPortalLink", Access::Scope(Admin), portal::create)
+            .says("A way into the portal for one tenant's people, for a short time.")
+            .takes::<portal::NewPortalLink>(r#"{"tenant": "acme", "permissions": ["view", "replay"], "expires_in_seconds": 3600}"#)
+            .gives::<portal::PortalLink>(201, "The link."),
+        // Looking.
+        post("/v1/filters/test", "testFilter", Access::Scope(Read), filters::test)
+            .says("Try a filter on an event that is not published.")
+            .takes::<filters::FilterTestBody>(r#"{"filter": {"data.amount": {"$gte": 1000}}, "event": {"type": "invoice.paid", "data": {"amount": 4999}}}"#)
+            .gives::<filters::FilterTestAnswer>(200, "Whether it matches."),
+        get("/v1/stats", "readStats", Access::Scope(Read), statistics::overview)
+            .says("What the dashboard's first page shows.")
+            .asks(&[TENANT, FROM, TO])
+            .gives::<statistics::Stats>(200, "Counts."),
+        get("/v1/stream", "stream", Access::Scope(Read), stream::follow)
+            .says("Deliveries as they change, as server-sent events.")
+            .asks(&[TENANT, ENDPOINT])
+            .gives_as(200, "A stream of `delivery` events.", None, "text/event-stream"),
+        get("/v1/cluster", "readCluster", Access::ServerWide(Read), cluster::read)
+            .says("The nodes that are alive.")
+            .gives::<cluster::ClusterView>(200, "The cluster."),
+        // For machines and people, without a key.
+        get("/healthz", "isAlive", Access::Anybody, health::alive)
+            .says("Whether the process is alive.")
+            .gives::<health::Alive>(200, "It is."),
+        get("/readyz", "isReady", Access::Anybody, health::ready)
+            .says("Whether it may take traffic: unready only when publishing would fail.")
+            .gives::<health::Ready>(200, "It may."),
+        get("/openapi.json", "readOpenApi", Access::Anybody, docs::openapi_document)
+            .says("This document.")
+            .gives_as(200, "OpenAPI 3.1.", None, JSON),
+        get("/docs", "readDocs", Access::Anybody, docs::page)
+            .says("This document, for people.")
+            .gives_as(200, "A page.", None, "text/html"),
+        get("/docs/errors/{name}", "readErrorPage", Access::Anybody, docs::error_page)
+            .says("What an error means and what to do.")
+            .gives_as(200, "A page.", None, "text/html"),
+    ]
+}
+
+impl Route {
+    fn takes_batch(mut self) -> Route {
+        let example = r#"[{"type": "invoice.paid", "tenant": "acme", "data": {"invoice": "inv_1"}}, {"type": "invoice.paid", "tenant": "acme", "data": {"invoice": "inv_2"}}]"#;
+        let shape = crate::openapi::array_of::<events::NewEventBody>();
+        self.body = Some(Takes { shape, is_required: true, example, media_types: &[JSON, "application/x-ndjson"] });
+        self
+    }
+}
+
+/// The table as a router.
+pub(crate) fn router(table: Vec<Route>, app: &App) -> Router {
+    let mut paths: BTreeMap<String, Vec<Arc<Route>>> = BTreeMap::new();
+    for route in table {
+        paths.entry(route.router_path()).or_default().push(Arc::new(route));
+    }
+    let mut router = Router::new();
+    for (path, routes) in paths {
+        let mut methods = MethodRouter::new();
+        let mut allowed: Vec<String> = Vec::new();
+        for route in routes {
+            allowed.push(route.method.to_string());
+            if route.method == Method::GET {
+                allowed.push("HEAD".to_owned());
+            }
+            let filter = MethodFilter::try_from(route.method.clone()).expect("one of the common methods");
+            let app = app.clone();
+            methods = methods.merge(on(filter, move |request: Request| {
+                let (app, route) = (app.clone(), Arc::clone(&route));
+                async move { serve(app, &route, request).await.unwrap_or_else(IntoResponse::into_response) }
+            }));
+        }
+        let allowed = allowed.join(", ");
+        router = router.route(&path, methods.fallback(move || std::future::ready(problem::method_not_allowed(&allowed))));
+    }
+    router.fallback(async || Problem::not_found())
+}
+
+/// What every call has to pass, then its handler.
+async fn serve(app: App, route: &Route, request: Request) -> Result<Response, Problem> {
+    let (mut parts, body) = request.into_parts();
+    let caller = match route.access {
+        Access::Anybody => Caller::nobody(),
+        Access::Scope(_) | Access::ServerWide(_) => {
+            let caller = identify(&app, &parts.headers).await?;
+            if !route.is_publishing {
+                app.calls.take(&caller, app.store.now())?;
+            }
+            route.check_access(&caller)?;
+            caller
+        }
+    };
+    let query = Query::read(&parts.uri, route.query)?;
+    let name = if route.path.contains('{') {
+        let places = RawPathParams::from_request_parts(&mut parts, &()).await.map_err(|_| Problem::not_found())?;
+        places.iter().next().map(|(_, value)| value.to_owned()).unwrap_or_default()
+    } else {
+        String::new()
+    };
+    (route.handler)(Call { app, caller, query, parts, name, unread: Mutex::new(Some(body)) }).await
+}
