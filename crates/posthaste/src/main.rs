@@ -5,7 +5,6 @@ mod bench;
 mod demo;
 mod keys;
 mod log;
-mod receiver;
 mod scratch;
 mod serve;
 mod settings;
@@ -32,8 +31,8 @@ enum Command {
     /// Every setting can be given as a flag, as a variable of the environment, or in posthaste.toml; a flag wins over a
     /// variable, and that over the file.
     Serve(Box<Flags>),
-    /// Publish an event to a built-in receiver and watch it arrive, signed and verified
-    Demo,
+    /// A server with built-in receivers and sample traffic: watch webhooks arrive, and see what waits and why
+    Demo(demo::Demo),
     /// Measure it on this machine, beside what the machine can do without it
     Bench(bench::Bench),
 }
@@ -41,9 +40,9 @@ enum Command {
 fn main() -> ExitCode {
     match Arguments::parse().command {
         Command::Serve(flags) => serve(&flags),
-        Command::Demo => {
+        Command::Demo(demo) => {
             log_quietly();
-            ended(runtime().and_then(|runtime| runtime.block_on(demo::run())))
+            ended(runtime().and_then(|runtime| runtime.block_on(demo::run(&demo))))
         }
         Command::Bench(bench) => {
             log_quietly();

@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, anyhow, bail};
 use axum::Router;
 use http::Uri;
+use posthaste_api::PortalKey;
 use posthaste_core::bucket::RateLimit;
 use posthaste_core::scheduler::Limits;
 use posthaste_sender::{Client, Options as SenderOptions, Policy, Proxy};
@@ -79,7 +80,7 @@ impl Server {
             let kept = directory.admin_key()?;
             (kept.key.clone(), kept.is_new.then_some(kept.key))
         };
-        let (store, storing) = open_store(settings, &directory).await?;
+        let (store, storing, master_key) = open_store(settings, &directory).await?;
         let listener = match listen(settings.listen).await {
             Ok(listener) => listener,
             Err(error) => {
@@ -96,8 +97,11 @@ impl Server {
                 posthaste_engine::run(Arc::clone(&store), client(settings)?, engine_options(settings), told(stopped.clone()));
             tasks.push(tokio::spawn(engine));
         }
-        let router =
-            if settings.has_role(Role::Api) { posthaste_api::router(Arc::clone(&store), &admin_key.0) } else { without_api() };
+        let router = if settings.has_role(Role::Api) {
+            posthaste_api::router(Arc::clone(&store), api_options(settings, address, &master_key), &admin_key.0)
+        } else {
+            without_api()
+        };
         let limits = accept::Limits {
             connections_max: settings.connections_max,
             header_timeout: Duration::from_millis(settings.header_timeout_ms),
@@ -139,17 +143,17 @@ fn refuse_what_is_not_there_yet(settings: &Settings) -> anyhow::Result<()> {
     if asked.is_empty() { Ok(()) } else { bail!("this version of Posthaste does not have: {}", asked.join("; ")) }
 }
 
-async fn open_store(settings: &Settings, directory: &DataDirectory) -> anyhow::Result<(Arc<dyn Store>, String)> {
+async fn open_store(settings: &Settings, directory: &DataDirectory) -> anyhow::Result<(Arc<dyn Store>, String, MasterKey)> {
     if let Some(url) = &settings.database_url {
         let master_key = settings.master_key.clone().context("PostgreSQL needs a master key")?;
-        let store = Postgres::connect(&url.0, store_options(settings, master_key)).await.map_err(plainly)?;
-        return Ok((Arc::new(store), "PostgreSQL".to_owned()));
+        let store = Postgres::connect(&url.0, store_options(settings, master_key.clone())).await.map_err(plainly)?;
+        return Ok((Arc::new(store), "PostgreSQL".to_owned(), master_key));
     }
     let master_key = settings.master_key.clone().map_or_else(|| directory.master_key(), Ok)?;
-    let (path, options) = (directory.path().to_owned(), store_options(settings, master_key));
+    let (path, options) = (directory.path().to_owned(), store_options(settings, master_key.clone()));
     // A large log is read back first; meanwhile a signal wants to be heard.
     let opened = tokio::task::spawn_blocking(move || Sqlite::open(&path, options)).await?;
-    Ok((Arc::new(opened.map_err(plainly)?), format!("SQLite in {}", directory.path().display())))
+    Ok((Arc::new(opened.map_err(plainly)?), format!("SQLite in {}", directory.path().display()), master_key))
 }
 
 fn store_options(settings: &Settings, master_key: MasterKey) -> StoreOptions {
@@ -158,6 +162,27 @@ fn store_options(settings: &Settings, master_key: MasterKey) -> StoreOptions {
         idempotency_keys_kept: Duration::from_hours(settings.idempotency_keys_kept_hours.into()),
         commit_queue_bytes_max: settings.commit_queue_bytes_max,
         ..StoreOptions::new(Keyring::new(master_key, settings.previous_master_keys.clone()))
+    }
+}
+
+fn api_options(settings: &Settings, address: SocketAddr, master_key: &MasterKey) -> posthaste_api::Options {
+    let calls = RateLimit::new(settings.api_rate.saturating_mul(60).min(1_000_000), settings.api_burst).ok();
+    posthaste_api::Options {
+        public_url: settings.public_url(address),
+        policies: settings.policies().expect("checked when they were read"),
+        timeout_rules: settings.timeout_rules().expect("checked when they were read"),
+        destinations: egress_policy(settings),
+        strict_tenants: settings.strict_tenants,
+        body_bytes_max: settings.payload_bytes_max,
+        batch_bytes_max: settings.batch_bytes_max,
+        batch_events_max: settings.batch_events_max,
+        bodies_bytes_max: settings.request_bytes_max,
+        endpoints_per_tenant_max: settings.endpoints_per_tenant_max,
+        calls,
+        replays_per_minute_max: settings.replays_per_minute,
+        tests_every: Duration::from_secs(settings.test_send_pause_seconds),
+        portal_key: PortalKey(master_key.derive("portal tokens")),
+        ..posthaste_api::Options::default()
     }
 }
 
