@@ -3,6 +3,7 @@
 mod accept;
 mod bench;
 mod demo;
+mod descriptors;
 mod keys;
 mod log;
 mod receiver;

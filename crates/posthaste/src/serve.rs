@@ -20,6 +20,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::accept::{self, Limits};
+use crate::descriptors;
 use crate::keys::{ADMIN_KEY, DataDirectory};
 use crate::log::{Logs, without_control_characters};
 use crate::settings::{Role, Settings};
@@ -88,17 +89,22 @@ impl Server {
             }
         };
         let address = listener.local_addr()?;
+        let parts = descriptors::divide(settings);
         let (stop, stopped) = watch::channel(false);
         let mut tasks = Vec::new();
         if settings.has_role(Role::Deliver) {
-            let engine =
-                posthaste_engine::run(Arc::clone(&store), client(settings), engine_options(settings), told(stopped.clone()));
+            let engine = posthaste_engine::run(
+                Arc::clone(&store),
+                client(settings),
+                engine_options(settings, parts.in_flight_max),
+                told(stopped.clone()),
+            );
             tasks.push(tokio::spawn(engine));
         }
         let router =
             if settings.has_role(Role::Api) { posthaste_api::router(Arc::clone(&store), &admin_key.0) } else { without_api() };
         let limits =
-            Limits { connections_max: settings.connections_max, header_timeout: Duration::from_millis(settings.header_timeout_ms) };
+            Limits { connections_max: parts.connections_max, header_timeout: Duration::from_millis(settings.header_timeout_ms) };
         tasks.push(tokio::spawn(accept::serve(listener, router, limits, told(stopped))));
         Ok(Server { address, admin_key, new_admin_key, storing, store, tasks, stop })
     }
@@ -161,13 +167,13 @@ fn store_options(settings: &Settings, master_key: MasterKey) -> StoreOptions {
     }
 }
 
-fn engine_options(settings: &Settings) -> posthaste_engine::Options {
+fn engine_options(settings: &Settings, in_flight_max: usize) -> posthaste_engine::Options {
     let policies = settings.policies().expect("checked when they were read");
     let timeout = match policies.timeout {
         Mode::Adaptive => settings.timeout_rules().expect("checked when they were read").default,
         Mode::Manual(pinned) => pinned.as_duration(),
     };
-    posthaste_engine::Options { in_flight_max: settings.in_flight_max, retry: policies.retry, timeout }
+    posthaste_engine::Options { in_flight_max, retry: policies.retry, timeout }
 }
 
 fn client(settings: &Settings) -> Client {

@@ -7,6 +7,7 @@
 mod disk;
 mod kills;
 mod limits;
+mod power;
 
 use std::path::Path;
 use std::process::Command;
