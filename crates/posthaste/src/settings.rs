@@ -327,6 +327,11 @@ impl Settings {
     }
 }
 
+/// What a command that is not the server logs: little, unless it is asked for.
+pub(crate) fn log_levels_of_commands() -> String {
+    std::env::var("POSTHASTE_LOG").ok().filter(|levels| !levels.is_empty()).unwrap_or_else(|| "error".to_owned())
+}
+
 /// What was understood, as a file that would say the same. Secrets are not shown.
 pub(crate) fn printed(flags: &Flags) -> String {
     let (given, _) = Given::gather(flags, std::env::vars_os());
