@@ -12,6 +12,8 @@ use crate::world::World;
 
 /// F1: killed so long after its start, or after it was ready.
 const LIFE_MS: (u64, u64) = (5, 500);
+/// How often one of the endpoints is paused, for half as long, in cycles.
+const PAUSE_EVERY: u32 = 16;
 /// How often a new endpoint comes along, in cycles.
 const NEW_ENDPOINT_EVERY: u32 = 10;
 
@@ -79,11 +81,15 @@ pub async fn run(binary: &Path, course: &Course, mut progress: impl FnMut(u32)) 
         if is_waited_for && cycle % NEW_ENDPOINT_EVERY == NEW_ENDPOINT_EVERY - 1 {
             world.make_endpoint(1, Mood::Healthy, None).await?;
         }
+        if is_waited_for && cycle % (PAUSE_EVERY / 2) == 0 {
+            world.pause(cycle % PAUSE_EVERY == 0).await;
+        }
         tokio::time::sleep(life).await;
         world.kill()?;
         progress(cycle + 1);
     }
     slowest_restart = slowest_restart.max(world.start(&[]).await?);
+    world.pause(false).await;
     publishing.stop().await;
     let owed = world.settle().await;
     let evidence = world.testify().await?;

@@ -35,3 +35,14 @@ fn a_quiet_tenant_is_measured_without_and_with_its_neighbours() {
     assert!(report["flooded"].as_u64().unwrap() > 0, "{report}");
     assert_eq!(report["not_arrived"], 0, "{report}");
 }
+
+#[test]
+fn latency_and_the_raw_forwarder_are_measured_by_themselves() {
+    let report = bench(&["latency", "--rate", "50", "--seconds", "1"]);
+    for side in ["posthaste", "raw"] {
+        let arrival = |name: &str| report[side][format!("publish_to_arrival_{name}_ms")].as_f64().unwrap();
+        assert!(0.0 < arrival("p50") && arrival("p50") <= arrival("p99") && arrival("p99") <= arrival("slowest"), "{report}");
+    }
+    let report = bench(&["raw", "--events", "100", "--connections", "4"]);
+    assert!(report["deliveries_per_second"].as_f64().unwrap() > 0.0, "{report}");
+}
