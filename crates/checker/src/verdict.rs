@@ -44,7 +44,11 @@ impl fmt::Display for Verdict {
         if let Some(why) = not_checked {
             return write!(f, "{promise:>4}  not checked  {claim}: {why}");
         }
-        let word = if broken.is_empty() { "held" } else { "BROKEN" };
+        let word = match (broken.is_empty(), checked) {
+            (false, _) => "BROKEN",
+            (true, 0) => "no case",
+            (true, _) => "held",
+        };
         write!(f, "{promise:>4}  {word:<11}  {claim} ({checked} checked")?;
         if broken.is_empty() { f.write_str(")") } else { write!(f, ", {} broken)", broken.len()) }?;
         broken.iter().take(SHOWN_MAX).try_for_each(|finding| write!(f, "\n      - {finding}"))

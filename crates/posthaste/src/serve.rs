@@ -120,9 +120,14 @@ impl Server {
         .await;
     }
 
+    /// Takes no more work from here on.
+    pub(crate) fn take_no_more(&self) {
+        let _ = self.stop.send(true);
+    }
+
     /// Takes no more work, lets what is in flight finish, and leaves everything on disk.
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
-        let _ = self.stop.send(true);
+        self.take_no_more();
         let mut has_panicked = false;
         for task in self.tasks {
             has_panicked |= task.await.is_err();
