@@ -126,6 +126,14 @@ impl Endpoint {
     }
 }
 
+/// A time in which nothing may be sent to an endpoint: from the answer to a pause until the call that ended it was sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Pause {
+    pub endpoint: usize,
+    pub from: Moment,
+    pub until: Moment,
+}
+
 /// What the server says of a delivery in the end.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeliveryState {
@@ -143,6 +151,7 @@ pub struct Evidence {
     pub publishes: Vec<Publish>,
     pub hits: Vec<Hit>,
     pub endpoints: Vec<Endpoint>,
+    pub pauses: Vec<Pause>,
     /// When the server was killed.
     pub kills: Vec<Moment>,
     /// From when until when it could not write: what ended meanwhile is not on disk before that is over.

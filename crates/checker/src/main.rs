@@ -69,8 +69,9 @@ async fn main() -> anyhow::Result<ExitCode> {
             let word = if report.is_flat() { "flat" } else { "NOT FLAT" };
             let (before, after) = report.growth().unwrap_or_default();
             println!(
-                "{:.0} events/s acknowledged over {minutes} minutes; {} hits; {} still owed; memory {word}: {} MiB early, {} MiB late, {} MiB at most",
+                "{:.0} events/s acknowledged over {minutes} minutes, {}; {} hits; {} still owed; memory {word}: {} MiB early, {} MiB late, {} MiB at most",
                 report.published_per_second,
+                if report.is_held() { "as asked" } else { "NOT HELD" },
                 report.evidence.hits.len(),
                 report.owed,
                 mib(before),

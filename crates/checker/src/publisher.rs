@@ -104,17 +104,27 @@ impl Desk {
         }
     }
 
-    /// One event, with as many calls as it takes if repeating is safe.
+    /// One event, with as many calls as it takes if repeating is safe. Now and then somebody else uses its key.
     pub async fn publish(&self, load: &Load, caller: &mut Caller) -> Outcome {
         let serial = self.next_serial.fetch_add(1, Ordering::Relaxed);
         let drawn = scattered(load.seed ^ 0x5eed, serial);
+        let key = (load.has_idempotency_keys && (drawn >> 48).is_multiple_of(4)).then(|| format!("key-{serial}").into_boxed_str());
+        let outcome = self.publish_one(load, caller, serial, drawn, key.as_deref()).await;
+        if key.is_some() && (drawn >> 52).is_multiple_of(4) && matches!(outcome, Outcome::Ok { .. }) {
+            let other = self.next_serial.fetch_add(1, Ordering::Relaxed);
+            // For the same tenant, with another payload: to be refused.
+            self.publish_one(load, caller, other, drawn, key.as_deref()).await;
+        }
+        outcome
+    }
+
+    async fn publish_one(&self, load: &Load, caller: &mut Caller, serial: u64, drawn: u64, key: Option<&str>) -> Outcome {
         let is_bad = load.has_bad_ones && drawn.is_multiple_of(50);
         let tenant = tenant(&load.shares, drawn >> 8);
         let event_type = EVENT_TYPES[usize::from(drawn >> 40 & 1 == 1)];
         let data = payload(serial, drawn, load.filler_bytes);
-        let key = (load.has_idempotency_keys && (drawn >> 48).is_multiple_of(4)).then(|| format!("key-{serial}").into_boxed_str());
         let shown_type = if is_bad { "not a type!" } else { event_type };
-        let with_key = key.as_ref().map(|key| format!(r#","idempotency_key":"{key}""#)).unwrap_or_default();
+        let with_key = key.map(|key| format!(r#","idempotency_key":"{key}""#)).unwrap_or_default();
         let body = Bytes::from(format!(r#"{{"type":"{shown_type}","tenant":"t{tenant}"{with_key},"data":{data}}}"#));
         let mut repeats = 0;
         loop {
@@ -129,7 +139,7 @@ impl Desk {
                 answered: self.clock.now(),
                 outcome: outcome.clone(),
                 data: fingerprint(data.as_bytes()),
-                idempotency_key: key.clone(),
+                idempotency_key: key.map(Into::into),
             });
             if outcome != Outcome::Unknown || key.is_none() || repeats == REPEATS_MAX {
                 return outcome;

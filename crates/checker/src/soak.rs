@@ -13,6 +13,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// What may come on top of what it was after the first fifth: caches fill, allocators keep what they had.
 const GROWTH_MAX: f64 = 1.2;
 const GROWTH_BYTES_MAX: u64 = 24 * 1024 * 1024;
+/// A load of which less was taken was not held.
+const HELD_MIN: f64 = 0.95;
 
 #[derive(Clone, Debug)]
 pub struct Course {
@@ -29,9 +31,15 @@ pub struct Report {
     /// Resident bytes, every two seconds.
     pub memory: Vec<u64>,
     pub published_per_second: f64,
+    pub rate: u64,
 }
 
 impl Report {
+    /// Whether the server took what it was meant to be given.
+    pub fn is_held(&self) -> bool {
+        self.published_per_second >= HELD_MIN * self.rate as f64
+    }
+
     /// The mean of the last fifth beside the mean of the second.
     pub fn growth(&self) -> Option<(u64, u64)> {
         let fifth = self.memory.len() / 5;
@@ -45,7 +53,7 @@ impl Report {
     }
 
     pub fn is_broken(&self) -> bool {
-        self.owed > 0 || !self.is_flat() || self.verdicts.iter().any(Verdict::is_broken)
+        self.owed > 0 || !self.is_flat() || !self.is_held() || self.verdicts.iter().any(Verdict::is_broken)
     }
 }
 
@@ -71,5 +79,5 @@ pub async fn run(binary: &Path, course: &Course, mut progress: impl FnMut(Durati
     world.stop().await?;
     let acknowledged = evidence.publishes.iter().filter(|publish| matches!(publish.outcome, Outcome::Ok { .. })).count();
     let published_per_second = acknowledged as f64 / seconds;
-    Ok(Report { verdicts: judge(&evidence), evidence, owed, memory, published_per_second })
+    Ok(Report { verdicts: judge(&evidence), evidence, owed, memory, published_per_second, rate: course.rate })
 }

@@ -6,13 +6,15 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
-use crate::evidence::{Answer, Evidence, Hit, Moment, Outcome, Publish};
+use crate::evidence::{Answer, Evidence, Hit, Moment, Outcome, Pause, Publish};
 
 /// What measuring may be off by.
 const SLACK: Moment = 250_000;
 /// How long after an answer its record is certainly on disk, however busy this machine is. Only what was answered within
 /// this time before a kill may come again.
 const RECORDED_WITHIN: Moment = 3_000_000;
+/// How long a change of an endpoint may take to be in force everywhere.
+const IN_FORCE_WITHIN: Moment = 1_000_000;
 /// What signatures may be off by.
 const CLOCK_OFF_SECONDS_MAX: u64 = 2;
 /// How many findings are shown of each promise.
@@ -42,7 +44,11 @@ impl fmt::Display for Verdict {
         if let Some(why) = not_checked {
             return write!(f, "{promise:>4}  not checked  {claim}: {why}");
         }
-        let word = if broken.is_empty() { "held" } else { "BROKEN" };
+        let word = match (broken.is_empty(), checked) {
+            (false, _) => "BROKEN",
+            (true, 0) => "no case",
+            (true, _) => "held",
+        };
         write!(f, "{promise:>4}  {word:<11}  {claim} ({checked} checked")?;
         if broken.is_empty() { f.write_str(")") } else { write!(f, ", {} broken)", broken.len()) }?;
         broken.iter().take(SHOWN_MAX).try_for_each(|finding| write!(f, "\n      - {finding}"))
@@ -87,6 +93,7 @@ pub fn judge(evidence: &Evidence) -> Vec<Verdict> {
         valid_signatures(&index),
         idempotency(&index),
         token_bucket(&index),
+        pauses(&index),
     ]
 }
 
@@ -387,6 +394,17 @@ fn token_bucket(index: &Index<'_>) -> Verdict {
     finding.done()
 }
 
+fn pauses(index: &Index<'_>) -> Verdict {
+    let mut finding = Finding::about("I28", "a second after a pause nothing more is sent, across every restart");
+    finding.0.not_checked = index.evidence.missing.get("I28").cloned();
+    for Pause { endpoint, from, until } in &index.evidence.pauses {
+        let in_force = from + IN_FORCE_WITHIN..*until;
+        let hit = index.evidence.hits.iter().find(|hit| hit.endpoint == *endpoint && in_force.contains(&hit.start));
+        finding.check(hit.is_none(), || format!("endpoint {endpoint} was paused from {from} to {until}: {hit:?}"));
+    }
+    finding.done()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -471,7 +489,10 @@ mod tests {
     #[test]
     fn peace_is_found_to_be_peaceful() {
         check(&[], |_| {});
-        assert!(judge(&peace()).iter().all(|verdict| verdict.checked > 0 || verdict.promise == "I3"), "nothing is left out");
+        assert!(
+            judge(&peace()).iter().all(|verdict| verdict.checked > 0 || ["I3", "I28"].contains(&verdict.promise)),
+            "nothing is left out"
+        );
     }
 
     #[test]
@@ -586,6 +607,13 @@ mod tests {
     #[test]
     fn i18_a_key_that_makes_two_events_is_found() {
         check(&["I18"], |evidence| evidence.publishes[1].idempotency_key = evidence.publishes[0].idempotency_key.clone());
+    }
+
+    #[test]
+    fn i28_a_hit_in_a_pause_is_found() {
+        let pause = |from| move |evidence: &mut Evidence| evidence.pauses.push(Pause { endpoint: 0, from, until: 15 * SECOND });
+        check(&["I28"], pause(8 * SECOND));
+        check(&[], pause(10 * SECOND - SECOND / 2));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::caller::Caller;
 use crate::draw::Draw;
-use crate::evidence::{Clock, DeliveryState, Endpoint, Evidence, Listed, Moment, Outcome, RateLimit};
+use crate::evidence::{Clock, DeliveryState, Endpoint, Evidence, Listed, Moment, Outcome, Pause, RateLimit};
 use crate::publisher::{Desk, Load, Publishing};
 use crate::receiver::{Mood, Receiver};
 use crate::server::{Process, Program};
@@ -23,6 +23,8 @@ const QUIET_MAX: Duration = Duration::from_secs(30);
 /// How many deliveries are looked up one by one in the end; which ones is drawn.
 const LOOKED_UP_MAX: usize = 10_000;
 const CALLERS: usize = 4;
+/// The endpoint that is paused now and then: one that is healthy, beside others of its tenant.
+const PAUSED: usize = 5;
 
 #[derive(Debug)]
 pub struct World {
@@ -35,6 +37,7 @@ pub struct World {
     endpoints: Vec<Endpoint>,
     kills: Vec<Moment>,
     shares: Vec<u64>,
+    paused_from: Option<Moment>,
     evidence: Evidence,
     directory: PathBuf,
 }
@@ -49,6 +52,9 @@ impl World {
         let receiver = Receiver::start(clock, seed).await?;
         let flags = [
             "--log warn",
+            // Everything is looked up in the end, with one key.
+            "--api-rate 1000000",
+            "--api-burst 1000000",
             "--allow-http",
             "--allow-networks 127.0.0.0/8",
             "--retry-strategy exponential",
@@ -71,7 +77,20 @@ impl World {
         let desk = Desk::new(clock);
         let shares = Vec::new();
         let (process, endpoints, kills) = (None, Vec::new(), Vec::new());
-        Ok(World { clock, seed, program, receiver, desk, process, endpoints, kills, shares, evidence, directory })
+        Ok(World {
+            clock,
+            seed,
+            program,
+            receiver,
+            desk,
+            process,
+            endpoints,
+            kills,
+            shares,
+            paused_from: None,
+            evidence,
+            directory,
+        })
     }
 
     pub fn caller(&self) -> Caller {
@@ -138,6 +157,7 @@ impl World {
         self.make_endpoint(2, Mood::Healthy, None).await?;
         self.shares = vec![8, 4, 3];
         self.probe_rate_limits().await?;
+        self.probe_pauses().await?;
         self.probe_idempotency_keys().await
     }
 
@@ -184,6 +204,36 @@ impl World {
         // The places of the receiver and these have the same numbers.
         self.endpoints.push(endpoint);
         Ok(refusal)
+    }
+
+    /// Finds out whether the endpoint that [`World::pause`] is about can be paused.
+    async fn probe_pauses(&mut self) -> anyhow::Result<()> {
+        let path = format!("/v1/endpoints/{}/resume", self.endpoints[PAUSED].id);
+        let answer = self.caller().post(&path, &json!({})).await.map_err(|_| anyhow::anyhow!("no answer to a call"))?;
+        if answer.status != 200 {
+            self.evidence.missing.insert("I28", format!("endpoints cannot be paused (answered {})", answer.status));
+        }
+        Ok(())
+    }
+
+    /// Pauses one of the endpoints, or resumes it; if that can be done, and if the answer comes.
+    pub async fn pause(&mut self, is_paused: bool) {
+        if self.evidence.missing.contains_key("I28") {
+            return;
+        }
+        let verb = if is_paused { "pause" } else { "resume" };
+        let sent = self.clock.now();
+        let answer = self.caller().post(&format!("/v1/endpoints/{}/{verb}", self.endpoints[PAUSED].id), &json!({})).await;
+        let is_done = answer.is_ok_and(|answered| answered.status == 200);
+        match (is_paused, self.paused_from) {
+            (true, None) if is_done => self.paused_from = Some(self.clock.now()),
+            // Whether it was heard or not: from here on it may be in force.
+            (false, Some(from)) => {
+                self.evidence.pauses.push(Pause { endpoint: PAUSED, from, until: sent });
+                self.paused_from = None;
+            }
+            (true, Some(_)) | (_, None) => {}
+        }
     }
 
     async fn probe_rate_limits(&mut self) -> anyhow::Result<()> {

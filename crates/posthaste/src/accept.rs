@@ -1,9 +1,10 @@
-//! Takes connections: so many and no more, none that dawdles over its request, and at the end lets each finish.
+//! Takes connections: so many and no more, none that dawdles over its request, and at the end lets each finish. Who comes
+//! when all places are taken is told to come back.
 
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
@@ -38,18 +39,19 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, limits: Limits,
     let open = GracefulShutdown::new();
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(limits.header_timeout).max_buf_size(HEAD_BYTES_MAX);
+    let mut turned_away = TurnedAway::default();
     loop {
-        let next = async {
-            let place = Arc::clone(&places).acquire_owned().await.expect("never closed");
-            (place, listener.accept().await)
-        };
-        let (place, accepted) = tokio::select! {
+        let accepted = tokio::select! {
             biased;
             () = &mut stop => break,
-            next = next => next,
+            accepted = listener.accept() => accepted,
         };
         match accepted {
             Ok((stream, peer)) => {
+                let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+                    turned_away.turn_away(&stream);
+                    continue;
+                };
                 let connection = http.serve_connection(TokioIo::new(prepared(stream)), service(router.clone(), peer));
                 let connection = open.watch(connection);
                 tokio::spawn(async move {
@@ -75,6 +77,33 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, limits: Limits,
     }
 }
 
+/// What a caller is told for whom there is no place.
+const FULL: &str = "HTTP/1.1 503 Service Unavailable\r\n\
+    content-type: application/problem+json\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 186\r\n\r\n\
+    {\"type\":\"/docs/errors/unavailable\",\"title\":\"Too many connections\",\"status\":503,\
+    \"detail\":\"Nothing was stored. Try again after the time in the Retry-After header, over fewer connections.\"}";
+/// A crowd is told about once in a while.
+const TOLD_EVERY: Duration = Duration::from_secs(1);
+
+/// Those who came when there was no place.
+#[derive(Default)]
+struct TurnedAway {
+    count: u64,
+    told: Option<Instant>,
+}
+
+impl TurnedAway {
+    /// Without waiting for anybody: a new connection has room for so little.
+    fn turn_away(&mut self, stream: &TcpStream) {
+        let _ = stream.try_write(FULL.as_bytes());
+        self.count += 1;
+        if self.told.is_none_or(|told| told.elapsed() >= TOLD_EVERY) {
+            tracing::warn!(connections = self.count, "every connection that may be open is; further callers are turned away");
+            *self = TurnedAway { count: 0, told: Some(Instant::now()) };
+        }
+    }
+}
+
 /// Answers are small and somebody waits for each.
 fn prepared(stream: TcpStream) -> TcpStream {
     let _ = stream.set_nodelay(true);
@@ -96,4 +125,17 @@ fn service(
         // A router is always ready.
         router.clone().call(request)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::FULL;
+
+    #[test]
+    fn what_is_said_to_those_who_are_turned_away_is_as_long_as_it_says() {
+        let (head, body) = FULL.split_once("\r\n\r\n").unwrap();
+        assert!(head.ends_with(&format!("content-length: {}", body.len())), "{}", body.len());
+        let problem: serde_json::Value = serde_json::from_str(body).unwrap();
+        assert_eq!(problem["status"], 503);
+    }
 }

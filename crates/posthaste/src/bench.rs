@@ -5,9 +5,11 @@
 //! network.
 
 mod forwarder;
+mod latency;
 mod load;
 mod meter;
 mod noisy;
+mod raw;
 mod sink;
 mod throughput;
 
@@ -34,6 +36,10 @@ pub(crate) struct Bench {
 enum What {
     /// Publish events as fast as they are taken and wait for all to arrive
     Throughput(throughput::Course),
+    /// Publish at a fixed rate and tell how long events take to arrive
+    Latency(latency::Course),
+    /// Throughput of the forwarder alone that the others are compared with
+    Raw(throughput::Course),
     /// One tenant's events beside another tenant's hanging endpoints and a third one's flood
     Noisy(noisy::Course),
 }
@@ -41,6 +47,8 @@ enum What {
 pub(crate) fn run(bench: &Bench) -> anyhow::Result<()> {
     let report = match &bench.what {
         What::Throughput(course) => throughput::run(course)?,
+        What::Latency(course) => latency::run(course)?,
+        What::Raw(course) => raw::run(course)?,
         What::Noisy(course) => noisy::run(course)?,
     };
     show("");

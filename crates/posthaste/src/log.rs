@@ -23,6 +23,8 @@ use crate::settings::LogFormat;
 const LINES_WAITING_MAX: usize = 8192;
 /// Longer than anything that we write. What is longer quotes somebody else.
 const LINE_BYTES_MAX: usize = 16 * 1024;
+/// PostgreSQL tells of every table that is there already. Who wants to know asks by name.
+const QUIET: &str = "tokio_postgres=warn";
 /// How long an end waits for lines that are still under way.
 const FLUSH_MAX: Duration = Duration::from_secs(1);
 
@@ -48,7 +50,7 @@ impl Logs {
             .name("logs".to_owned())
             .spawn(move || write_lines(&receiver, &dropped, &mut std::io::stderr(), format))
             .expect("a thread can be started at the beginning");
-        let filter = EnvFilter::builder().parse_lossy(levels);
+        let filter = EnvFilter::builder().parse_lossy(format!("{QUIET},{levels}"));
         let lines = Lines { logs: logs.clone(), format };
         // Somebody else's subscriber is possible only in a test.
         let _ = Registry::default().with(lines.with_filter(filter)).try_init();
@@ -116,13 +118,16 @@ impl<S: Subscriber> Layer<S> for Lines {
         let mut found = Found::default();
         event.record(&mut found);
         let metadata = event.metadata();
-        self.logs.send(line(self.format, metadata.level().as_str(), metadata.target(), &found.message, &found.fields));
+        let target = found.target.as_deref().unwrap_or(metadata.target());
+        self.logs.send(line(self.format, metadata.level().as_str(), target, &found.message, &found.fields));
     }
 }
 
 #[derive(Default)]
 struct Found {
     message: String,
+    /// Where it comes from, if that was the `log` crate, which has a way of its own to say so.
+    target: Option<String>,
     fields: Map<String, Value>,
 }
 
@@ -130,6 +135,8 @@ impl Found {
     fn put(&mut self, field: &Field, value: Value) {
         match (field.name(), value) {
             ("message", Value::String(text)) if self.message.is_empty() => self.message = text,
+            ("log.target", Value::String(text)) => self.target = Some(text),
+            (name, _) if name.starts_with("log.") => {}
             (name, value) => _ = self.fields.insert(name.to_owned(), value),
         }
     }

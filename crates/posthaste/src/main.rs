@@ -3,6 +3,7 @@
 mod accept;
 mod bench;
 mod demo;
+mod descriptors;
 mod keys;
 mod log;
 mod scratch;
@@ -57,8 +58,7 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 
 /// Unless asked: `POSTHASTE_LOG=info` shows a line for every attempt.
 fn log_quietly() {
-    let levels = std::env::var("POSTHASTE_LOG").unwrap_or_else(|_| "error".to_owned());
-    Logs::start(&levels, LogFormat::Human);
+    Logs::start(&settings::log_levels_of_commands(), LogFormat::Human);
 }
 
 fn serve(flags: &Flags) -> ExitCode {

@@ -22,6 +22,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use crate::accept;
+use crate::descriptors;
 use crate::keys::{ADMIN_KEY, DataDirectory};
 use crate::log::{Logs, without_control_characters};
 use crate::settings::{Role, Settings};
@@ -80,6 +81,7 @@ impl Server {
             let kept = directory.admin_key()?;
             (kept.key.clone(), kept.is_new.then_some(kept.key))
         };
+        let client = settings.has_role(Role::Deliver).then(|| client(settings)).transpose()?;
         let (store, storing, master_key) = open_store(settings, &directory).await?;
         let listener = match listen(settings.listen).await {
             Ok(listener) => listener,
@@ -90,11 +92,12 @@ impl Server {
             }
         };
         let address = listener.local_addr()?;
+        let parts = descriptors::divide(settings);
         let (stop, stopped) = watch::channel(false);
         let mut tasks = Vec::new();
-        if settings.has_role(Role::Deliver) {
-            let engine =
-                posthaste_engine::run(Arc::clone(&store), client(settings)?, engine_options(settings), told(stopped.clone()));
+        if let Some(client) = client {
+            let options = engine_options(settings, parts.in_flight_max);
+            let engine = posthaste_engine::run(Arc::clone(&store), client, options, told(stopped.clone()));
             tasks.push(tokio::spawn(engine));
         }
         let router = if settings.has_role(Role::Api) {
@@ -103,7 +106,7 @@ impl Server {
             without_api()
         };
         let limits = accept::Limits {
-            connections_max: settings.connections_max,
+            connections_max: parts.connections_max,
             header_timeout: Duration::from_millis(settings.header_timeout_ms),
         };
         tasks.push(tokio::spawn(accept::serve(listener, router, limits, told(stopped))));
@@ -121,9 +124,14 @@ impl Server {
         .await;
     }
 
+    /// Takes no more work from here on.
+    pub(crate) fn take_no_more(&self) {
+        let _ = self.stop.send(true);
+    }
+
     /// Takes no more work, lets what is in flight finish, and leaves everything on disk.
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
-        let _ = self.stop.send(true);
+        self.take_no_more();
         let mut has_panicked = false;
         for task in self.tasks {
             has_panicked |= task.await.is_err();
@@ -186,14 +194,14 @@ fn api_options(settings: &Settings, address: SocketAddr, master_key: &MasterKey)
     }
 }
 
-fn engine_options(settings: &Settings) -> posthaste_engine::Options {
+fn engine_options(settings: &Settings, in_flight_max: usize) -> posthaste_engine::Options {
     let days = |days: u32| Duration::from_hours(24 * u64::from(days));
     // An incident's retries may come in a burst of ten seconds' worth.
     let retries =
         settings.retries_per_minute_max.map(|rate| RateLimit::new(rate, rate.div_ceil(6)).expect("checked when it was read"));
     let defaults = posthaste_engine::Options::default();
     posthaste_engine::Options {
-        limits: Limits { in_flight_max: u32::try_from(settings.in_flight_max).unwrap_or(u32::MAX), retries, ..defaults.limits },
+        limits: Limits { in_flight_max: u32::try_from(in_flight_max).unwrap_or(u32::MAX), retries, ..defaults.limits },
         policies: settings.policies().expect("checked when they were read"),
         timeouts: settings.timeout_rules().expect("checked when they were read"),
         cached_body_bytes_max: settings.cached_body_bytes_max,

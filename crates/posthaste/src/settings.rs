@@ -62,7 +62,7 @@ settings! {
         database_url: Option<SecretText> = optional(database_address()), "", "PostgreSQL, for many nodes; SQLite in the data directory unless set";
         role: Vec<Role> = list(one_of(&ROLES)), "all", "What this process does: all, or some of api, deliver, relay (with PostgreSQL)";
         outbox: Option<SecretText> = optional(database_address()), "", "The application's database whose outbox is relayed";
-        connections_max: usize = number(16, 1_000_000), "4096", "Open connections to the API; more wait";
+        connections_max: usize = number(16, 1_000_000), "4096", "Open connections to the API; further callers are told to come back";
         header_timeout_ms: u64 = number(1_000, 600_000), "30000", "How long a caller may take over the head of a request";
         strict_tenants: bool = boolean(), "false", "Refuse tenants that nobody has made";
     }
@@ -93,9 +93,9 @@ settings! {
         in_flight_max: usize = number(1, 100_000), "1024", "Requests in flight from this process";
         replays_per_minute: u32 = number(1, 1_000_000), "600", "Deliveries that one replay makes in a minute";
         test_send_pause_seconds: u64 = number(0, 86_400), "5", "Between two test-sends to one endpoint";
-        api_rate: u32 = number(1, 1_000_000), "100", "Calls in a second with one key, publishing apart";
+        api_rate: u32 = number(1, 16_000), "100", "Calls in a second with one key, publishing apart";
         api_burst: u32 = number(1, 1_000_000), "1000", "Calls at once with one key, publishing apart";
-        retries_per_minute_max: Option<u32> = optional(number(1, 10_000_000)), "", "For incidents: second and later tries of everybody together";
+        retries_per_minute_max: Option<u32> = optional(number(1, 1_000_000)), "", "For incidents: second and later tries of everybody together";
         request_bytes_max: usize = bytes(MIB, 64 * GIB), "32MiB", "Bodies of requests that are being read, together";
         commit_queue_bytes_max: usize = bytes(MIB, 64 * GIB), "32MiB", "What waits to be written";
         cached_body_bytes_max: usize = bytes(MIB, 64 * GIB), "32MiB", "Payloads kept in memory for deliveries that wait";
@@ -327,6 +327,11 @@ impl Settings {
     }
 }
 
+/// What a command that is not the server logs: little, unless it is asked for.
+pub(crate) fn log_levels_of_commands() -> String {
+    std::env::var("POSTHASTE_LOG").ok().filter(|levels| !levels.is_empty()).unwrap_or_else(|| "error".to_owned())
+}
+
 /// What was understood, as a file that would say the same. Secrets are not shown.
 pub(crate) fn printed(flags: &Flags) -> String {
     let (given, _) = Given::gather(flags, std::env::vars_os());
@@ -552,6 +557,37 @@ mod tests {
         assert!(error.starts_with("posthaste.toml:1: "), "{error}");
         let error = load(&["--config", "/nowhere/posthaste.toml"], &[], None).unwrap_err();
         assert!(error.contains("/nowhere/posthaste.toml cannot be read"), "{error}");
+    }
+
+    const GUIDE: &str = "# Settings
+
+Every setting can be given as a flag, as a variable of the environment, or in a file. A flag wins over a variable, a variable over the
+file, the file over the default. An empty variable is one that is not set. The file is `posthaste.toml` in the directory where the server is
+started, or what `--config` or `POSTHASTE_CONFIG` names; `payload_bytes_max` there is `--payload-bytes-max` as a flag and
+`POSTHASTE_PAYLOAD_BYTES_MAX` in the environment. A table is a way to write the beginning of names once: `max_attempts` in `[retry]` is
+`retry_max_attempts`. Lists are separated by commas; in the file they are lists.
+
+`posthaste serve --print-config` shows what was understood and where it came from, without secrets, as a file that would say the same. A
+name that does not exist, a value that cannot be, and settings that contradict each other are all told at once, each with its place, before
+anything is touched.
+
+What is set here for everybody, a tenant can override for its endpoints, and an endpoint for itself (retry, timeout, circuit, rate limit,
+quiet hours).
+";
+
+    #[test]
+    fn the_guide_lists_every_setting_as_it_is() {
+        let mut page = GUIDE.to_owned();
+        let mut section = "";
+        for setting in table() {
+            if setting.section != section {
+                section = setting.section;
+                let _ = write!(page, "\n## {section}\n\n| setting | default | what it is for | allowed |\n|---|---|---|---|\n");
+            }
+            let default = if setting.default.is_empty() { String::new() } else { format!("`{}`", setting.default) };
+            let _ = writeln!(page, "| `{}` | {default} | {} | {} |", setting.name, setting.purpose, setting.allowed);
+        }
+        expect_test::expect_file!["../../../docs/guide/settings.md"].assert_eq(&page);
     }
 
     #[test]

@@ -21,6 +21,8 @@ use super::{Bed, Report, load_runtime, show};
 const ALLOWED_MAX: Duration = Duration::from_secs(1);
 /// An event that has not arrived by then has been moved for good.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// What is left to do after a measurement is done by then, or is not worth waiting for.
+const LAST_MOMENTS: Duration = Duration::from_millis(500);
 const FLOODERS: usize = 8;
 /// Beyond the quiet tenant's numbers, so that the sink does not take them for its.
 const NOT_COUNTED: usize = usize::MAX / 2;
@@ -43,7 +45,8 @@ pub(super) fn run(course: &Course) -> anyhow::Result<Report> {
     let bed = Bed::new()?;
     let measured = loading.block_on(measure(course, bed.server.address, &bed.server.admin_key.0));
     // What hangs would hold up a clean end for as long as its timeout, and proves nothing.
-    bed.runtime.shutdown_background();
+    bed.server.take_no_more();
+    bed.runtime.shutdown_timeout(LAST_MOMENTS);
     let (undisturbed, beside, flooded) = measured?;
     Ok(report(course, &undisturbed, &beside, flooded))
 }

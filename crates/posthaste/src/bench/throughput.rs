@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::load::{self, Line, Sent, number};
 use super::meter::{millis, percentile, processor_time_except};
 use super::sink::Sink;
-use super::{Bed, LOAD_THREAD, Report, forwarder, load_runtime, show};
+use super::{Bed, LOAD_THREAD, Report, load_runtime, raw, show};
 
 /// Nothing that works leaves its receiver alone for so long in the middle of a load.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -35,7 +35,7 @@ pub(crate) struct Course {
 const TENANTS: [&str; 16] = ["t0", "t1", "t2", "t3", "t4", "t5", "t6", "t7", "t8", "t9", "t10", "t11", "t12", "t13", "t14", "t15"];
 
 /// What one run was like, ours or the one beside it.
-struct Run {
+pub(super) struct Run {
     per_second: f64,
     processor_seconds_per_thousand: f64,
     publish: [Option<Duration>; 2],
@@ -43,15 +43,9 @@ struct Run {
 }
 
 pub(super) fn run(course: &Course) -> anyhow::Result<Report> {
-    let loading = load_runtime()?;
     // First what the machine can do, so that both find it in the same state: idle.
-    let raw_runtime = tokio::runtime::Builder::new_multi_thread().thread_name("bench-raw").enable_all().build()?;
-    let raw = {
-        let (sink, receiver) = loading.block_on(sink(course))?;
-        let server = raw_runtime.block_on(forwarder::serve(receiver))?;
-        loading.block_on(measure(course, "raw forwarder", server, "no-key", &sink))?
-    };
-    raw_runtime.shutdown_background();
+    let raw = raw::measure(course)?;
+    let loading = load_runtime()?;
     let bed = Bed::new()?;
     let ours = {
         let (sink, receiver) = loading.block_on(sink(course))?;
@@ -63,7 +57,7 @@ pub(super) fn run(course: &Course) -> anyhow::Result<Report> {
     Ok(report(course, &ours, &raw))
 }
 
-async fn sink(course: &Course) -> anyhow::Result<(Arc<Sink>, SocketAddr)> {
+pub(super) async fn sink(course: &Course) -> anyhow::Result<(Arc<Sink>, SocketAddr)> {
     let sink = Sink::new(course.events as usize);
     let address = sink.serve().await?;
     Ok((sink, address))
@@ -77,7 +71,7 @@ async fn furnish(course: &Course, server: SocketAddr, key: &str, receiver: Socke
     Ok(())
 }
 
-async fn measure(course: &Course, name: &str, server: SocketAddr, key: &str, sink: &Arc<Sink>) -> anyhow::Result<Run> {
+pub(super) async fn measure(course: &Course, name: &str, server: SocketAddr, key: &str, sink: &Arc<Sink>) -> anyhow::Result<Run> {
     let events = course.events as usize;
     let processor_before = processor_time_except(LOAD_THREAD);
     let began = Instant::now();
@@ -110,34 +104,53 @@ fn halves(mut durations: Vec<Duration>) -> [Option<Duration>; 2] {
 
 fn report(course: &Course, ours: &Run, raw: &Run) -> Report {
     let ratio = ours.per_second / raw.per_second;
-    let mut page = format!(
-        "{} events of {} bytes, {} connections, {} endpoints, all on this machine\n\n{:>36} {:>14} {:>14}\n",
-        course.events, course.payload_bytes, course.connections, course.endpoints, "", "posthaste", "raw forwarder"
-    );
-    let mut row = |name: &str, ours: f64, raw: f64, digits: usize| {
-        let _ = writeln!(page, "{name:>36} {ours:>14.digits$} {raw:>14.digits$}");
-    };
-    row("deliveries/s", ours.per_second, raw.per_second, 0);
-    row("processor seconds per 1,000", ours.processor_seconds_per_thousand, raw.processor_seconds_per_thousand, 3);
-    row("publish p50, ms", millis(ours.publish[0]), millis(raw.publish[0]), 2);
-    row("publish p99, ms", millis(ours.publish[1]), millis(raw.publish[1]), 2);
-    row("publish to arrival p50, ms", millis(ours.arrival[0]), millis(raw.arrival[0]), 2);
-    row("publish to arrival p99, ms", millis(ours.arrival[1]), millis(raw.arrival[1]), 2);
+    let mut page = format!("{}\n\n{}", course.told(), table(&[("posthaste", ours), ("raw forwarder", raw)]));
     let _ = writeln!(page, "{:>36} {ratio:>14.3}", "ratio_to_raw");
     page.push_str("\nThe raw forwarder answers and passes on; it stores nothing, signs nothing and tries once.\n");
-    let run = |run: &Run| {
-        json!({
-            "deliveries_per_second": number(run.per_second.round()),
-            "processor_seconds_per_1000": number(run.processor_seconds_per_thousand),
-            "publish_p50_ms": number(millis(run.publish[0])),
-            "publish_p99_ms": number(millis(run.publish[1])),
-            "publish_to_arrival_p50_ms": number(millis(run.arrival[0])),
-            "publish_to_arrival_p99_ms": number(millis(run.arrival[1])),
-        })
-    };
     let json = json!({
         "bench": "throughput", "events": course.events, "connections": course.connections, "endpoints": course.endpoints,
-        "payload_bytes": course.payload_bytes, "posthaste": run(ours), "raw": run(raw), "ratio_to_raw": number(ratio),
+        "payload_bytes": course.payload_bytes, "posthaste": values(ours), "raw": values(raw), "ratio_to_raw": number(ratio),
     });
     Report { page, json }
+}
+
+impl Course {
+    pub(super) fn told(&self) -> String {
+        let Course { events, payload_bytes, connections, endpoints } = self;
+        format!("{events} events of {payload_bytes} bytes, {connections} connections, {endpoints} endpoints, all on this machine")
+    }
+}
+
+/// What is told of a run: a name for people, one for programs, the value, and how many digits of it mean anything.
+fn told(run: &Run) -> [(&'static str, &'static str, f64, usize); 6] {
+    [
+        ("deliveries/s", "deliveries_per_second", run.per_second, 0),
+        ("processor seconds per 1,000", "processor_seconds_per_1000", run.processor_seconds_per_thousand, 3),
+        ("publish p50, ms", "publish_p50_ms", millis(run.publish[0]), 2),
+        ("publish p99, ms", "publish_p99_ms", millis(run.publish[1]), 2),
+        ("publish to arrival p50, ms", "publish_to_arrival_p50_ms", millis(run.arrival[0]), 2),
+        ("publish to arrival p99, ms", "publish_to_arrival_p99_ms", millis(run.arrival[1]), 2),
+    ]
+}
+
+/// Side by side, each under its name.
+pub(super) fn table(runs: &[(&str, &Run)]) -> String {
+    let mut page = format!("{:>36}", "");
+    for (name, _) in runs {
+        let _ = write!(page, " {name:>14}");
+    }
+    page.push('\n');
+    let columns: Vec<_> = runs.iter().map(|(_, run)| told(run)).collect();
+    for row in 0..columns.first().map_or(0, |column| column.len()) {
+        let _ = write!(page, "{:>36}", columns[0][row].0);
+        for (_, _, value, digits) in columns.iter().map(|column| column[row]) {
+            let _ = write!(page, " {value:>14.digits$}");
+        }
+        page.push('\n');
+    }
+    page
+}
+
+pub(super) fn values(run: &Run) -> Value {
+    told(run).into_iter().map(|(_, name, value, _)| (name.to_owned(), number(value))).collect()
 }

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::{Mounted, furnished, has_failed_and_recovered, is_well, reads_live_and_publishing_is_refused, restart, wait_until};
+use crate::{Mounted, fails_and_recovers, furnished, is_well, reads_live_and_publishing_is_refused, restart, wait_until};
 
 /// Traces only what is harmed.
 const STRACE: [&str; 7] = ["strace", "--seccomp-bpf", "-f", "-qq", "-o", "/dev/null", "-e"];
@@ -18,7 +18,7 @@ async fn f4_a_flush_that_fails_is_never_acknowledged_and_survived_unaided() {
         let inject = format!("inject=fsync,fdatasync:error=EIO:when={when}");
         world.start(&under_strace(&["trace=fsync,fdatasync", "-e", &inject])).await.unwrap();
         let publishing = world.publish(100);
-        wait_until("it has failed and gone on", || has_failed_and_recovered(&world, 100)).await;
+        fails_and_recovers(&world, 100).await;
         publishing.stop().await;
         restart(&mut world).await;
         let evidence = is_well(&mut world).await;
@@ -33,7 +33,7 @@ async fn f6_no_space_in_the_middle_of_a_write_is_never_acknowledged_and_survived
     let words = ["trace=pwrite64", "-P", log.to_str().unwrap(), "-e", "inject=pwrite64:error=ENOSPC:when=200..230"];
     world.start(&under_strace(&words)).await.unwrap();
     let publishing = world.publish(100);
-    wait_until("it has failed and gone on", || has_failed_and_recovered(&world, 100)).await;
+    fails_and_recovers(&world, 100).await;
     publishing.stop().await;
     restart(&mut world).await;
     is_well(&mut world).await;
@@ -57,7 +57,7 @@ async fn f5_i38_a_full_disk_is_answered_and_recovered_from_unaided() {
     wait_until("the disk is full", || world.desk.failed_since(before) > 30).await;
     reads_live_and_publishing_is_refused(&world).await;
     std::fs::remove_file(&filler).unwrap();
-    wait_until("it works again", || has_failed_and_recovered(&world, 50)).await;
+    fails_and_recovers(&world, 50).await;
     publishing.stop().await;
     is_well(&mut world).await;
     world.stop().await.unwrap();

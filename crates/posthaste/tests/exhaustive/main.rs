@@ -7,12 +7,13 @@
 mod disk;
 mod kills;
 mod limits;
+mod power;
 
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use posthaste_checker::evidence::Evidence;
+use posthaste_checker::evidence::{Evidence, Outcome};
 use posthaste_checker::verdict::judge;
 use posthaste_checker::world::World;
 
@@ -40,12 +41,21 @@ async fn restart(world: &mut World) {
     world.start(&[]).await.unwrap();
 }
 
-/// The calls so far, the last failure among them, and whether enough were acknowledged since.
-fn has_failed_and_recovered(world: &World, acknowledged: usize) -> bool {
-    let publishes = world.desk.publishes();
-    let is_unknown = |at: &usize| publishes[*at].outcome == posthaste_checker::evidence::Outcome::Unknown;
-    let last_failure = (0..publishes.len()).rev().find(is_unknown);
-    last_failure.is_some_and(|at| world.desk.acknowledged_since(at) > acknowledged)
+/// Waits until the fault was felt, and then until so many calls were acknowledged since the last that was not.
+async fn fails_and_recovers(world: &World, acknowledged: usize) {
+    // What fails may be a group of writes without a publish in it: then only the log tells.
+    let has_failed = || {
+        let log = std::fs::read_to_string(&world.program.log).unwrap();
+        world.desk.failed_since(0) > 0 || log.contains(" ERROR ")
+    };
+    wait_until("it has failed", has_failed).await;
+    let calls = world.desk.count();
+    let has_recovered = || {
+        let publishes = world.desk.publishes();
+        let last_failure = publishes.iter().rposition(|publish| publish.outcome == Outcome::Unknown).unwrap_or_default();
+        world.desk.acknowledged_since(last_failure.max(calls)) > acknowledged
+    };
+    wait_until("it works again", has_recovered).await;
 }
 
 async fn wait_until(what: &str, is_so: impl Fn() -> bool) {
