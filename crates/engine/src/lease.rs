@@ -1,4 +1,4 @@
-//! For how long this node may believe that it owns what it owns, by its own monotonic clock.
+//! For how long this node may believe that it owns what it owns, by its own monotonic clock; and whether it still works.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -30,5 +30,30 @@ impl Lease {
 
     pub(crate) fn has_ended(&self) -> bool {
         self.ends_at.load(Ordering::Acquire) <= millis(self.begun.elapsed())
+    }
+}
+
+/// A loop that has not come round for so long is stuck: it wakes at least once a second.
+const STUCK_AFTER: Duration = Duration::from_secs(10);
+
+/// Whether the delivery loop still comes round.
+#[derive(Debug)]
+pub(crate) struct Pulse {
+    begun: Instant,
+    /// In milliseconds since `begun`.
+    ticked_at: AtomicU64,
+}
+
+impl Pulse {
+    pub(crate) fn new() -> Pulse {
+        Pulse { begun: Instant::now(), ticked_at: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn tick(&self) {
+        self.ticked_at.store(millis(self.begun.elapsed()), Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_stopped(&self) -> bool {
+        self.ticked_at.load(Ordering::Relaxed) + millis(STUCK_AFTER) < millis(self.begun.elapsed())
     }
 }

@@ -136,6 +136,7 @@ pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: 
                 frontier = batch.iter().map(highest).max().map_or(frontier, |highest| highest.max(frontier));
             }
         }
+        membership.tick();
         let now = store.now();
         for wake in batch.drain(..) {
             owner.wake(now, wake);

@@ -8,7 +8,7 @@ use posthaste_store::{LEASE, NodeId, Partition, Refusal, Store};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinHandle;
 
-use crate::lease::Lease;
+use crate::lease::{Lease, Pulse};
 use crate::owner::Wake;
 
 /// How often it is said that this node is alive.
@@ -23,15 +23,28 @@ pub(crate) struct Membership {
     lease: Lease,
     node: Mutex<Option<NodeId>>,
     owned: Mutex<Vec<Partition>>,
+    pulse: Pulse,
 }
 
 impl Membership {
     pub(crate) fn new(store: Arc<dyn Store>, inbox: UnboundedSender<Wake>) -> Membership {
-        Membership { store, inbox, lease: Lease::endless(), node: Mutex::new(None), owned: Mutex::new(Vec::new()) }
+        Membership {
+            store,
+            inbox,
+            lease: Lease::endless(),
+            node: Mutex::new(None),
+            owned: Mutex::new(Vec::new()),
+            pulse: Pulse::new(),
+        }
     }
 
     pub(crate) fn lease(&self) -> &Lease {
         &self.lease
+    }
+
+    /// The loop has come round.
+    pub(crate) fn tick(&self) {
+        self.pulse.tick();
     }
 
     pub(crate) fn node(&self) -> Option<NodeId> {
@@ -85,13 +98,18 @@ impl Membership {
         Ok(listening)
     }
 
+    /// Takes what nobody owns, and what was a dead node's.
     async fn claim(&self, node: NodeId) -> Result<Result<(), Refusal>, posthaste_store::Error> {
         let claimed = match self.store.claim(node, usize::MAX).await? {
             Ok(claimed) => claimed,
             Err(refusal) => return Ok(Err(refusal)),
         };
-        *self.owned.lock() = claimed.partitions.iter().map(|(partition, _)| *partition).collect();
-        let _ = self.inbox.send(Wake::Owns(claimed));
+        let owned: Vec<Partition> = claimed.partitions.iter().map(|(partition, _)| *partition).collect();
+        let before = std::mem::replace(&mut *self.owned.lock(), owned.clone());
+        if before != owned {
+            tracing::info!(partitions = owned.len(), "partitions_owned");
+            let _ = self.inbox.send(Wake::Owns(claimed));
+        }
         Ok(Ok(()))
     }
 
@@ -112,6 +130,25 @@ impl Membership {
             if self.lease.has_ended() {
                 tracing::error!("the lease could not be renewed: this node drops everything and joins anew");
                 return;
+            }
+            if self.pulse.has_stopped() {
+                tracing::error!("the delivery loop has not come round for ten seconds");
+                if self.store.is_shared() {
+                    // Others can do what this node cannot.
+                    let owned = self.owned.lock().clone();
+                    self.leave(owned).await;
+                    return;
+                }
+            }
+            if self.store.is_shared() {
+                match self.claim(node).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(refusal)) => {
+                        tracing::error!(%refusal, "this node is taken for dead: it drops everything and joins anew");
+                        return;
+                    }
+                    Err(error) => crate::housekeeping::complain("claim", &error),
+                }
             }
         }
     }

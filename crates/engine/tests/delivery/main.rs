@@ -4,4 +4,5 @@
 
 mod attempts;
 mod controls;
+mod postgres;
 mod world;

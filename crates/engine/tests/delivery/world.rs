@@ -20,8 +20,9 @@ use posthaste_engine::Options;
 use posthaste_sender::{Client, Options as SenderOptions, Policy};
 use posthaste_store::{
     Audit, Change, Command, Commanded, DeliveryQuery, DeliveryRow, Keyring, MasterKey, NewEndpoint, NewEvent,
-    Options as StoreOptions, SecretText, Sqlite, Store, StoredSecret, partition_of,
+    Options as StoreOptions, Postgres, SecretText, Sqlite, Store, StoredSecret, partition_of,
 };
+use posthaste_testpg::Server;
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
@@ -48,11 +49,17 @@ async fn answer(Scripted(receiver): Scripted<Receiver>, headers: HeaderMap, body
 }
 
 pub(crate) struct World {
-    directory: PathBuf,
+    kept: Kept,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) receiver: Receiver,
     pub(crate) endpoint: EndpointId,
     master_key: MasterKey,
+}
+
+/// Where everything is.
+enum Kept {
+    Directory(PathBuf),
+    Server(Box<Server>),
 }
 
 pub(crate) struct Running {
@@ -86,9 +93,20 @@ impl World {
     pub(crate) async fn with(name: &str, script: &[u16], held: bool, say: impl FnOnce(&mut Endpoint)) -> World {
         let directory = std::env::temp_dir().join(format!("posthaste-engine-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&directory);
+        World::kept(Kept::Directory(directory), script, held, say).await
+    }
+
+    pub(crate) async fn on_postgres(script: &[u16], say: impl FnOnce(&mut Endpoint)) -> World {
+        World::kept(Kept::Server(Box::new(Server::start())), script, false, say).await
+    }
+
+    async fn kept(kept: Kept, script: &[u16], held: bool, say: impl FnOnce(&mut Endpoint)) -> World {
         let master_key = MasterKey::generate();
         let options = StoreOptions::new(Keyring::new(master_key.clone(), vec![]));
-        let store: Arc<dyn Store> = Arc::new(Sqlite::open(&directory, options).unwrap());
+        let store: Arc<dyn Store> = match &kept {
+            Kept::Directory(directory) => Arc::new(Sqlite::open(directory, options).unwrap()),
+            Kept::Server(server) => Arc::new(Postgres::connect(&server.url(), options).await.unwrap()),
+        };
         let receiver = Receiver {
             script: Arc::new(Mutex::new(script.iter().copied().collect())),
             held: held.then(Arc::default),
@@ -104,16 +122,23 @@ impl World {
         let secrets = vec![StoredSecret { secret: SecretText(SECRET.to_owned()), until: None }];
         let change = Change::CreateEndpoint(Box::new(NewEndpoint { endpoint, secrets, per_tenant_max: 10 }));
         store.configure(change, audit("endpoint.create")).await.unwrap().unwrap();
-        World { directory, store, receiver, endpoint: id, master_key }
+        World { kept, store, receiver, endpoint: id, master_key }
     }
 
     /// Closes the store and opens it again, as another process would.
     pub(crate) async fn reopen(&mut self) {
         self.store.close().await.unwrap();
+        let Kept::Directory(directory) = &self.kept else { panic!("nobody else's connection has to end") };
         // The last handle gives the directory free.
-        self.store = Arc::new(Sqlite::open(&self.directory.join("nobody"), self.store_options()).unwrap());
-        let open = || Sqlite::open(&self.directory, self.store_options()).ok();
+        self.store = Arc::new(Sqlite::open(&directory.join("nobody"), self.store_options()).unwrap());
+        let open = || Sqlite::open(directory, self.store_options()).ok();
         self.store = Arc::new(until("the directory is free", || async { open() }).await);
+    }
+
+    /// Another process beside this one, on the same database.
+    pub(crate) async fn another(&self) -> Arc<dyn Store> {
+        let Kept::Server(server) = &self.kept else { panic!("one process owns a directory") };
+        Arc::new(Postgres::connect(&server.url(), self.store_options()).await.unwrap())
     }
 
     fn store_options(&self) -> StoreOptions {
@@ -155,10 +180,14 @@ impl World {
     }
 
     pub(crate) fn start_with(&self, options: Options) -> Running {
+        World::start_on(&self.store, options)
+    }
+
+    pub(crate) fn start_on(store: &Arc<dyn Store>, options: Options) -> Running {
         let policy = Policy { allowed_networks: vec!["127.0.0.0/8".parse().unwrap()], allow_http: true, public_host: None };
         let client = Client::new(&SenderOptions { policy, ..SenderOptions::default() }).unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
-        let engine = tokio::spawn(posthaste_engine::run(Arc::clone(&self.store), client, options, async {
+        let engine = tokio::spawn(posthaste_engine::run(Arc::clone(store), client, options, async {
             let _ = stopped.await;
         }));
         Running { stop, engine }
@@ -168,7 +197,7 @@ impl World {
     pub(crate) async fn change(&self, say: impl FnOnce(&mut Endpoint)) {
         let mut endpoint = self.store.endpoint(self.endpoint).await.unwrap().unwrap().endpoint;
         say(&mut endpoint);
-        let change = Change::ReplaceEndpoint { endpoint: Box::new(endpoint), expected_version: None };
+        let change = Change::ReplaceEndpoint { endpoint: Box::new(endpoint), secrets: None, expected_version: None };
         self.store.configure(change, audit("endpoint.update")).await.unwrap().unwrap();
     }
 
@@ -208,7 +237,9 @@ impl World {
 
 impl Drop for World {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.directory);
+        if let Kept::Directory(directory) = &self.kept {
+            let _ = std::fs::remove_dir_all(directory);
+        }
     }
 }
 
