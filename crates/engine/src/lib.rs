@@ -81,6 +81,8 @@ const WAKES_AT_ONCE_MAX: usize = 512;
 const IDLE: Duration = Duration::from_secs(1);
 /// How old what others see of a lane may be.
 const SHOWN_EVERY: Duration = Duration::from_millis(200);
+/// The same where it is written into a database for other nodes.
+const SHOWN_TO_OTHERS_EVERY: Duration = Duration::from_secs(1);
 const COUNTED_EVERY: Duration = Duration::from_secs(10);
 /// How long after the last request's timeout a stop waits for records.
 const STOP_GRACE: Duration = Duration::from_secs(5);
@@ -102,7 +104,7 @@ pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: 
     let mut owner = Owner::new(store.now(), options);
     let mut feed = Some(store.feed());
     let mut frontier: Seq = 0;
-    let mut shown = interval(SHOWN_EVERY);
+    let mut shown = interval(if store.is_shared() { SHOWN_TO_OTHERS_EVERY } else { SHOWN_EVERY });
     shown.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut counted = interval(COUNTED_EVERY);
     counted.set_missed_tick_behavior(MissedTickBehavior::Delay);
