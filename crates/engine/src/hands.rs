@@ -139,8 +139,11 @@ impl Hands {
     }
 
     async fn send(&self, sending: Sending) {
-        let attempt = Box::new(attempt(self.store.as_ref(), &self.client, self.membership.lease(), &sending).await);
-        self.tell(Wake::Answered { life: sending.life, errand: sending.errand, attempt });
+        let Sending { life, errand, .. } = sending;
+        match attempt(self.store.as_ref(), &self.client, self.membership.lease(), &sending).await {
+            Some(attempt) => self.tell(Wake::Answered { life, errand, attempt: Box::new(attempt) }),
+            None => self.tell(Wake::NotSent { life, errand }),
+        }
     }
 
     /// Until this is remembered its deliveries must not be tried again, so they stay in flight.

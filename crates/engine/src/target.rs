@@ -26,6 +26,11 @@ impl Target {
         Target { url: stored.endpoint.url.parse().ok(), secrets, stored }
     }
 
+    /// As it was when it was last read.
+    pub fn stored(&self) -> &StoredEndpoint {
+        &self.stored
+    }
+
     /// A rotated secret signs beside its successor until its overlap ends.
     pub(crate) fn secrets_at(&self, now: Timestamp) -> Option<Vec<&Secret>> {
         let secrets = self.secrets.as_ref()?;
