@@ -467,7 +467,12 @@ impl Checker {
         let endpoint = &world.endpoints[hit.endpoint];
         let fail =
             |promise, what: String| Err(Violation { promise, what: format!("row {} at {}: {what}", hit.row, now.to_rfc3339()) });
-        self.rows.entry(hit.row).or_default().last = Some((now, *outcome, hit.attempt));
+        let promised = world.store.promised.get(&world.store.rows[hit.row].seq);
+        let is_owner = world.owner_of(hit.endpoint) == Some(hit.member);
+        // What others do not accept any more changes nothing.
+        if is_owner || promised.is_some_and(|promised| promised.by == hit.member) {
+            self.rows.entry(hit.row).or_default().last = Some((now, *outcome, hit.attempt));
+        }
         let policy = &endpoint.config.retry;
         let is_last = hit.attempt >= policy.max_attempts();
         let expected = match outcome {
@@ -503,7 +508,7 @@ impl Checker {
             }
         }
         // What a leaver still hears counts for its delivery alone.
-        if world.owner_of(hit.endpoint) != Some(hit.member) {
+        if !is_owner {
             return Ok(());
         }
         let lane = self.lanes.entry(hit.endpoint).or_default();
@@ -675,9 +680,13 @@ impl Checker {
             return Err(Violation {
                 promise: "I6",
                 what: format!(
-                    "row {number} at {}: due, held by nothing, and not sent since {}",
+                    "row {number} of {} at {}: due, held by nothing, and not sent since {}; {:?}, key {:?}, {} attempts",
+                    endpoint.id,
                     world.now.to_rfc3339(),
-                    since.to_rfc3339()
+                    since.to_rfc3339(),
+                    row.class,
+                    row.key,
+                    row.attempts
                 ),
             });
         }

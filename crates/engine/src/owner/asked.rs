@@ -58,7 +58,7 @@ impl Owner {
         let waits = |row: &&DeliveryRow| matches!(row.state, State::Waiting { .. });
         let refusal = if rows.is_empty() {
             Some(Commanded::NotFound)
-        } else if rows.iter().any(|row| self.scheduler.is_in_flight(row.endpoint, row.id) || self.withdrawn.contains(&row.seq)) {
+        } else if rows.iter().any(|row| self.scheduler.is_in_flight(row.endpoint, row.id) || self.withdrawn.contains_key(&row.seq)) {
             Some(Commanded::InFlight)
         } else if rows.iter().filter(waits).count() == 0 {
             Some(Commanded::HasEnded)
@@ -96,7 +96,7 @@ impl Owner {
         ticket: Option<Ticket>,
     ) {
         self.scheduler.withdraw(endpoint, delivery, seq).expect("asked before");
-        self.withdrawn.insert(seq);
+        self.withdrawn.insert(seq, false);
         self.has_seen(endpoint, seq);
         let still_waits = matches!(state, State::Waiting { .. });
         if !still_waits {
@@ -161,7 +161,7 @@ impl Owner {
             return;
         };
         let is_ours = self.epochs.contains_key(&partition);
-        if !is_ours || self.scheduler.is_in_flight(endpoint, delivery) || self.withdrawn.contains(&seq) {
+        if !is_ours || self.scheduler.is_in_flight(endpoint, delivery) || self.withdrawn.contains_key(&seq) {
             return;
         }
         let state = match why {

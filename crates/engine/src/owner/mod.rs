@@ -56,6 +56,8 @@ pub struct Owner {
     known: HashMap<EndpointId, Known>,
     /// In an order, so that what is asked for does not depend on a hash.
     tenants: BTreeMap<TenantId, KnownTenant>,
+    /// Under which epoch of a partition what is known of a tenant's tokens was taken over.
+    tenants_taken: BTreeMap<(TenantId, Partition), Epoch>,
     taking_up: HashSet<EndpointId>,
     to_take_up: Vec<EndpointId>,
     bodies: CachedBodies,
@@ -64,8 +66,8 @@ pub struct Owner {
     records: Vec<Record>,
     after: Vec<After>,
     unrecorded: usize,
-    /// Taken out of their lanes and not yet recorded: nothing sends them, whatever a read brings.
-    withdrawn: HashSet<Seq>,
+    /// Taken out of their lanes and not yet recorded: nothing sends them, whatever a read brings. Whether one has.
+    withdrawn: HashMap<Seq, bool>,
     waiters: HashMap<Ticket, Waiter>,
     tickets: Ticket,
     /// Somebody wants to send a test there as soon as it is known.
@@ -91,6 +93,7 @@ impl Owner {
             left_alone: HashMap::new(),
             known: HashMap::new(),
             tenants: BTreeMap::new(),
+            tenants_taken: BTreeMap::new(),
             taking_up: HashSet::new(),
             to_take_up: Vec::new(),
             bodies: CachedBodies::new(options.cached_body_bytes_max),
@@ -99,7 +102,7 @@ impl Owner {
             records: Vec::new(),
             after: Vec::new(),
             unrecorded: 0,
-            withdrawn: HashSet::new(),
+            withdrawn: HashMap::new(),
             waiters: HashMap::new(),
             tickets: 0,
             tests: HashMap::new(),
@@ -124,10 +127,7 @@ impl Owner {
             Wake::Work(endpoints) => endpoints.into_iter().for_each(|endpoint| self.look_at(now, endpoint)),
             Wake::Fed(rows) => rows.into_iter().for_each(|row| self.fed(now, row)),
             Wake::TakenUp { life, asked, found } if life == self.life => self.taken_up(now, &asked, found),
-            Wake::Read { life, endpoint, want, rows } if life == self.life => {
-                self.has_seen(endpoint, rows.seen);
-                self.scheduler.refilled(endpoint, &want, rows.rows, rows.more, rows.seen);
-            }
+            Wake::Read { life, endpoint, want, rows } if life == self.life => self.has_read(endpoint, &want, rows),
             Wake::Bodies { life, asked, found } if life == self.life => self.bodies_found(now, asked, found),
             Wake::Answered { life, errand, attempt } if life == self.life => self.answered(now, errand, attempt),
             Wake::NotSent { life, errand } if life == self.life => self.not_sent(now, errand),

@@ -7,10 +7,10 @@ use posthaste_core::bucket::Bucket;
 use posthaste_core::endpoint::Override;
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
 use posthaste_core::plant::{self, Plant};
-use posthaste_core::scheduler::{Backlog, LaneConfig, LaneMemory, Seq};
+use posthaste_core::scheduler::{Backlog, LaneConfig, LaneMemory, Seq, Want};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::{Adaptive, Mode};
-use posthaste_store::{Claimed, Commanded, Epoch, Fed, HandedOver, LaneState, Partition, Record, Recorded, TakenUp};
+use posthaste_store::{Claimed, Commanded, Epoch, Fed, HandedOver, LaneState, Partition, Record, Recorded, TakenUp, WindowRows};
 
 use super::timeouts::{DAY, HOUR};
 use super::{Deed, Owner};
@@ -188,6 +188,18 @@ impl Owner {
         }
     }
 
+    /// What a read brings. What is being called off stays where it is until that is recorded.
+    pub(super) fn has_read(&mut self, endpoint: EndpointId, want: &Want, mut rows: WindowRows) {
+        self.has_seen(endpoint, rows.seen);
+        if !plant::is(Plant::WithdrawnIsSent) {
+            rows.rows.retain(|row| self.withdrawn.get_mut(&row.seq).is_none_or(|came_back| {
+                *came_back = true;
+                false
+            }));
+        }
+        self.scheduler.refilled(endpoint, want, rows.rows, rows.more, rows.seen);
+    }
+
     /// Rows up to this one may have been read, or called off.
     pub(super) fn has_seen(&mut self, endpoint: EndpointId, seq: Seq) {
         if let Some(known) = self.known.get_mut(&endpoint) {
@@ -233,7 +245,13 @@ impl Owner {
             Some(limit) if !is_new_tenant => Bucket::empty(since, limit),
             Some(_) | None => Bucket::full(),
         };
-        self.scheduler.configure_tenant(now, &name, tenant_config, bucket);
+        let taken_under = self.epochs.get(&partition).copied().unwrap_or_default();
+        if self.tenants_taken.insert((name.clone(), partition), taken_under) == Some(taken_under) {
+            self.scheduler.configure_tenant(now, &name, tenant_config, bucket);
+        } else {
+            // Others may have spent its tokens since we last knew of them.
+            self.scheduler.take_tenant(now, &name, tenant_config, bucket);
+        }
         let version = tenant.map_or(0, |tenant| tenant.version);
         let known_tenant = self.tenants.entry(name.clone()).or_insert_with(|| KnownTenant { version, endpoints: BTreeSet::new() });
         // Endpoints of one tenant may be read one after the other: what was seen first is what is known of all.

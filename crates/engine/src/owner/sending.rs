@@ -19,7 +19,7 @@ use crate::tally::is_timeout;
 impl Owner {
     pub(super) fn send(&mut self, now: Timestamp, endpoint: EndpointId, delivery: DeliveryId, is_probe: bool) {
         let seq = self.entry(endpoint, delivery).seq;
-        if self.withdrawn.contains(&seq) && !plant::is(Plant::WithdrawnIsSent) {
+        if self.withdrawn.contains_key(&seq) && !plant::is(Plant::WithdrawnIsSent) {
             self.scheduler.unsendable(now, endpoint, delivery);
             self.scheduler.ended(endpoint, delivery);
             return;
@@ -82,7 +82,7 @@ impl Owner {
     /// Ends a delivery that a lane says has to end.
     pub(super) fn end(&mut self, endpoint: EndpointId, delivery: DeliveryId, state: State) {
         let seq = self.entry(endpoint, delivery).seq;
-        if self.withdrawn.contains(&seq) {
+        if self.withdrawn.contains_key(&seq) {
             self.scheduler.ended(endpoint, delivery);
             return;
         }
@@ -195,8 +195,9 @@ impl Owner {
                 After::Withdrawn { endpoint, delivery, seq, still_waits, ticket } => {
                     // A read that looked before the commit may bring it back: it is told apart from now on.
                     let _ = self.scheduler.withdraw(endpoint, delivery, seq);
-                    self.withdrawn.remove(&seq);
-                    if still_waits {
+                    let came_back = self.withdrawn.remove(&seq).unwrap_or_default();
+                    // A read that has found it may have missed what comes next of its key.
+                    if still_waits || came_back {
                         self.look_at(now, endpoint);
                     }
                     if let Some(ticket) = ticket {
