@@ -346,8 +346,12 @@ impl Checker {
         if node_count >= world.limits.in_flight_max as usize {
             return fail("I25", format!("{} in flight on a node", node_count + 1));
         }
-        // A tenant has at most as many as are free, times its weight: so that a newcomer always finds room.
-        let free = world.limits.in_flight_max as usize - node_count;
+        // A tenant has at most as many as are free, times its weight: so that a newcomer always finds room. Of what goes
+        // at the same moment nobody can say which went first.
+        let is_before = |other: &&Hit| {
+            world.endpoints[other.endpoint].tenant == endpoint.tenant || !world.turning.contains(&other.row)
+        };
+        let free = world.limits.in_flight_max as usize - world.in_flight.values().filter(same_epoch).filter(is_before).count();
         if tenant_count / tenant.config.share.weight() as usize + 1 > free {
             return fail("I36", format!("a tenant with {tenant_count} in flight takes one more of {free} slots"));
         }

@@ -102,7 +102,8 @@ struct Node {
     incarnation: u64,
     /// Raised when it joins under another name: when it dies, and when its lease has ended.
     member: u64,
-    wakes_at: Option<Timestamp>,
+    /// When it is to be asked again, each moment once.
+    wakes: BTreeSet<Timestamp>,
     /// Nothing runs there until then.
     frozen_until: Option<Timestamp>,
     /// What it wanted done when it froze is done all the same: the request had left.
@@ -309,7 +310,7 @@ impl World {
                 owner: Some(Owner::new(now, world.options.clone())),
                 incarnation: 0,
                 member: 0,
-                wakes_at: None,
+                wakes: BTreeSet::new(),
                 frozen_until: None,
                 reaches_the_store: false,
                 lease_ends_at: None,
@@ -425,7 +426,6 @@ impl World {
         while let Some(Reverse((at, number))) = self.steps.pop() {
             self.now = at;
             let step = self.pending.remove(&number).expect("each step once");
-            if std::env::var("DBG").is_ok() { match &step { Step::Arrives{wake,node,..} => eprintln!("{} {node} A {}", at.to_rfc3339(), format!("{wake:?}").chars().take(150).collect::<String>()), Step::Do{deed,node,..} => eprintln!("{} {node} D {}", at.to_rfc3339(), format!("{deed:?}").chars().take(300).collect::<String>()), other => eprintln!("{} {:?}", at.to_rfc3339(), std::mem::discriminant(other)) } }
             self.take(step)?;
             if !self.is_healed || self.random.random_range(0..8u32) == 0 {
                 self.look_at_one()?;
@@ -469,7 +469,8 @@ impl World {
             Step::ReplayGoesOn { replay } => self.go_on_with(replay),
             Step::Count { node, incarnation } => self.count(node, incarnation)?,
             Step::Wake { node } => {
-                self.nodes[node].wakes_at = None;
+                let now = self.now;
+                self.nodes[node].wakes.remove(&now);
                 self.pump(node)?;
             }
             Step::Expire => self.expire()?,
@@ -506,9 +507,9 @@ impl World {
                 self.checker.drained(number);
             }
         }
-        let known = self.nodes[node].wakes_at;
-        if let Some(at) = wakes_at.filter(|at| known.is_none_or(|known| *at < known || known <= self.now)) {
-            self.nodes[node].wakes_at = Some(at);
+        if let Some(at) = wakes_at.map(|at| at.max(self.now))
+            && self.nodes[node].wakes.insert(at)
+        {
             let after = at.since(self.now);
             self.later(after, Step::Wake { node });
         }
@@ -552,6 +553,8 @@ impl World {
             lane,
         };
         let standing = admission::explain(self.now, &facts);
+        // A moment ago it may have been held by something that has ended by itself.
+        let was_held = matches!(admission::explain(self.now - Duration::from_secs(10), &facts), Standing::Held { .. });
         let name = match standing {
             Standing::Pending => "pending".to_owned(),
             Standing::Delivering => "delivering".to_owned(),
@@ -565,7 +568,7 @@ impl World {
             let other = &self.store.rows[store::row_number(*seq)];
             other.partition == row.partition && self.now < promised.until + Duration::from_secs(10)
         });
-        let concurrency = was_awaited || matches!(standing, Standing::Held { reason: HoldReason::Concurrency, .. });
+        let concurrency = was_held || was_awaited || matches!(standing, Standing::Held { reason: HoldReason::Concurrency, .. });
         self.visit("standing", &name);
         let mut checker = std::mem::take(&mut self.checker);
         let verdict = checker.seen(self, number, standing, concurrency);

@@ -72,7 +72,6 @@ impl World {
         let dead = &mut self.nodes[node];
         dead.owner = None;
         dead.incarnation += 1;
-        dead.wakes_at = None;
         dead.counts_soon = false;
         dead.lease_ends_at = None;
         dead.last_words = last_words;
@@ -124,7 +123,6 @@ impl World {
     /// It goes on where it was, until it finds that its lease has ended.
     pub(super) fn thaw(&mut self, node: usize) -> Result<(), Violation> {
         self.nodes[node].frozen_until = None;
-        self.nodes[node].wakes_at = None;
         for endpoint in 0..self.endpoints.len() {
             if self.owner_of(endpoint).is_some_and(|(owner, _)| owner == node) {
                 self.checker.catching_up(endpoint, self.now);
