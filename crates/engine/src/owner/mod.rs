@@ -139,7 +139,12 @@ impl Owner {
                 }
             }
             Wake::Versions { life, versions } if life == self.life => self.compare(versions),
-            Wake::Restamped { life, endpoint } if life == self.life => self.scheduler.reread(endpoint),
+            Wake::Restamped { life, endpoint } if life == self.life => {
+                // A row may have gone from one queue to another between two reads, so that a lane that saw neither of
+                // them was forgotten.
+                self.look_at(now, endpoint);
+                self.scheduler.reread(endpoint);
+            }
             Wake::Overdue(overdue) => overdue.into_iter().for_each(|overdue| self.end_overdue(now, overdue)),
             Wake::Asked(asked) => self.asked(now, asked),
             Wake::LookedUp { life, asked, rows } if life == self.life => self.looked_up(now, *asked, &rows),

@@ -427,7 +427,7 @@ impl World {
             self.now = at;
             let step = self.pending.remove(&number).expect("each step once");
             self.take(step)?;
-            if !self.is_healed || self.random.random_range(0..8u32) == 0 {
+            if self.random.random_range(0..if self.is_healed { 16u32 } else { 3 }) == 0 {
                 self.look_at_one()?;
             }
         }
@@ -554,7 +554,8 @@ impl World {
         };
         let standing = admission::explain(self.now, &facts);
         // A moment ago it may have been held by something that has ended by itself.
-        let was_held = matches!(admission::explain(self.now - Duration::from_secs(10), &facts), Standing::Held { .. });
+        let was_held = standing == Standing::Pending
+            && matches!(admission::explain(self.now - Duration::from_secs(10), &facts), Standing::Held { .. });
         let name = match standing {
             Standing::Pending => "pending".to_owned(),
             Standing::Delivering => "delivering".to_owned(),
