@@ -33,12 +33,7 @@ pub(crate) async fn attempt(store: &dyn Store, client: &Client, lease: &Lease, s
 
 async fn post(store: &dyn Store, client: &Client, lease: &Lease, sending: &Sending) -> Option<Posted> {
     let not_sent = |error: &str| {
-        Some(Posted {
-            outcome: Outcome::Blocked,
-            response_time: Duration::ZERO,
-            preview: None,
-            error: Some(error.to_owned()),
-        })
+        Some(Posted { outcome: Outcome::Blocked, response_time: Duration::ZERO, preview: None, error: Some(error.to_owned()) })
     };
     let now = store.wall_clock();
     let Some(url) = &sending.target.url else { return not_sent("the endpoint's URL cannot be read") };

@@ -233,7 +233,8 @@ impl Checker {
             Mode::Manual(pinned) => hit.timeout == pinned.as_duration(),
             Mode::Adaptive => (Duration::from_secs(1)..=Duration::from_secs(30)).contains(&hit.timeout),
         };
-        if !is_right(endpoint.mode) && !(is_fresh && is_right(endpoint.before.mode)) {
+        let may_be_before = is_fresh && is_right(endpoint.before.mode);
+        if !is_right(endpoint.mode) && !may_be_before {
             return fail("I30", format!("sent with a timeout of {:?} under {:?}", hit.timeout, endpoint.mode));
         }
         Ok(())
@@ -348,9 +349,8 @@ impl Checker {
         }
         // A tenant has at most as many as are free, times its weight: so that a newcomer always finds room. Of what goes
         // at the same moment nobody can say which went first.
-        let is_before = |other: &&Hit| {
-            world.endpoints[other.endpoint].tenant == endpoint.tenant || !world.turning.contains(&other.row)
-        };
+        let is_before =
+            |other: &&Hit| world.endpoints[other.endpoint].tenant == endpoint.tenant || !world.turning.contains(&other.row);
         let free = world.limits.in_flight_max as usize - world.in_flight.values().filter(same_epoch).filter(is_before).count();
         if tenant_count / tenant.config.share.weight() as usize + 1 > free {
             return fail("I36", format!("a tenant with {tenant_count} in flight takes one more of {free} slots"));

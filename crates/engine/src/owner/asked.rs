@@ -58,7 +58,8 @@ impl Owner {
         let waits = |row: &&DeliveryRow| matches!(row.state, State::Waiting { .. });
         let refusal = if rows.is_empty() {
             Some(Commanded::NotFound)
-        } else if rows.iter().any(|row| self.scheduler.is_in_flight(row.endpoint, row.id) || self.withdrawn.contains_key(&row.seq)) {
+        } else if rows.iter().any(|row| self.scheduler.is_in_flight(row.endpoint, row.id) || self.withdrawn.contains_key(&row.seq))
+        {
             Some(Commanded::InFlight)
         } else if rows.iter().filter(waits).count() == 0 {
             Some(Commanded::HasEnded)

@@ -192,10 +192,12 @@ impl Owner {
     pub(super) fn has_read(&mut self, endpoint: EndpointId, want: &Want, mut rows: WindowRows) {
         self.has_seen(endpoint, rows.seen);
         if !plant::is(Plant::WithdrawnIsSent) {
-            rows.rows.retain(|row| self.withdrawn.get_mut(&row.seq).is_none_or(|came_back| {
-                *came_back = true;
-                false
-            }));
+            rows.rows.retain(|row| {
+                self.withdrawn.get_mut(&row.seq).is_none_or(|came_back| {
+                    *came_back = true;
+                    false
+                })
+            });
         }
         self.scheduler.refilled(endpoint, want, rows.rows, rows.more, rows.seen);
     }

@@ -51,7 +51,24 @@ impl World {
                     }
                 }
             }
-            _ => {}
+            Wake::Owns(_)
+            | Wake::LeaseEnded
+            | Wake::GiveUp(_)
+            | Wake::RecordedElsewhere { .. }
+            | Wake::Work(_)
+            | Wake::Fed(_)
+            | Wake::Read { .. }
+            | Wake::Answered { .. }
+            | Wake::NotSent { .. }
+            | Wake::Recorded { .. }
+            | Wake::ConfigurationMoved
+            | Wake::Versions { .. }
+            | Wake::Restamped { .. }
+            | Wake::Overdue(_)
+            | Wake::Asked(_)
+            | Wake::LookedUp { .. }
+            | Wake::Seen { .. }
+            | Wake::NotCounted(_) => {}
         }
         owner.wake(self.now, wake);
         self.pump(node)?;
@@ -106,8 +123,15 @@ impl World {
         let (incarnation, member) = (self.nodes[node].incarnation, self.nodes[node].member);
         let mut delay = self.soon(5);
         match &deed {
-            Deed::Send(_) | Deed::FindWork | Deed::Restamp { .. } | Deed::Show(_) => {}
-            Deed::TakeUp { .. } | Deed::CompareVersions { .. } | Deed::LookUp { .. } | Deed::See { .. } | Deed::Count(_) => {}
+            Deed::Send(_)
+            | Deed::FindWork
+            | Deed::Restamp { .. }
+            | Deed::Show(_)
+            | Deed::TakeUp { .. }
+            | Deed::CompareVersions { .. }
+            | Deed::LookUp { .. }
+            | Deed::See { .. }
+            | Deed::Count(_) => {}
             Deed::Read { .. } => delay = self.store_takes(),
             Deed::ReadBodies { wanted, .. } => {
                 delay = self.store_takes();
@@ -184,7 +208,8 @@ impl World {
         let now = self.now;
         let wake = match deed {
             Deed::TakeUp { life, endpoints } => {
-                let take_up = |endpoint: &EndpointId| self.store.take_up(endpoint_number(*endpoint), &self.endpoints, &self.tenants);
+                let take_up =
+                    |endpoint: &EndpointId| self.store.take_up(endpoint_number(*endpoint), &self.endpoints, &self.tenants);
                 let found = endpoints.iter().map(take_up).collect();
                 Wake::TakenUp { life, asked: endpoints, found }
             }
@@ -198,6 +223,15 @@ impl World {
             }
             Deed::Record { life, records, after } => {
                 let results = self.commit_records((node, member), &records)?;
+                let is_only_a_lane = records.iter().any(|record| record.recorded == Recorded::Nothing);
+                if !is_only_a_lane && self.random.random_range(0..200u32) == 0 {
+                    // Nobody hears that it was committed, so it is said again.
+                    self.visit("fault", "answer of the store lost");
+                    let delay = self.soon(100);
+                    let deed = Box::new(Deed::Record { life, records, after });
+                    self.later(delay, Step::Do { node, incarnation, member, deed });
+                    return Ok(());
+                }
                 Wake::Recorded { life, after, results }
             }
             Deed::CompareVersions { life, tenants } => {
@@ -341,14 +375,35 @@ impl World {
             return;
         }
         let delay = self.soon(5);
-        match self.store.restamp(endpoint, &self.endpoints[endpoint].config, after, RESTAMP_ROWS) {
-            Some(after) => self.later(delay, Step::Restamp { node, incarnation, life, endpoint, after }),
-            None => {
-                let (member, id) = (self.nodes[node].member, self.endpoints[endpoint].id);
-                let wake = Box::new(Wake::Restamped { life, endpoint: id });
-                self.later(delay, Step::Arrives { node, incarnation, member, wake });
+        let goes_on = self.store.restamp(endpoint, &self.endpoints[endpoint].config, after, RESTAMP_ROWS);
+        let step = if let Some(after) = goes_on {
+            Step::Restamp { node, incarnation, life, endpoint, after }
+        } else {
+            let wake = Box::new(Wake::Restamped { life, endpoint: self.endpoints[endpoint].id });
+            Step::Arrives { node, incarnation, member: self.nodes[node].member, wake }
+        };
+        self.later(delay, step);
+    }
+
+    /// A node that stops has finished what it had begun: it says what it knows, and nobody owns what it had.
+    pub(super) fn leave(&mut self, node: usize) -> Result<(), Violation> {
+        let member = (node, self.nodes[node].member);
+        let now = self.now;
+        let owner = self.nodes[node].owner.as_mut().expect("only who runs can stop");
+        let is_late = !owner.is_at_rest();
+        owner.count();
+        let (deeds, lanes, partitions) = (owner.next_deeds(now), owner.lane_states(), owner.partitions());
+        for deed in deeds {
+            if let Deed::Count(minutes) = deed {
+                self.store.count(minutes);
             }
         }
+        self.visit("edge", if is_late { "stopped too late" } else { "stopped" });
+        self.commit_records(member, &lanes)?;
+        self.die(node);
+        self.hand_over(member, &partitions, &[]);
+        self.later(Duration::from_millis(500), Step::Start { node });
+        Ok(())
     }
 
     /// One transaction: what is in flight is written down with a deadline, and the partitions are nobody's.

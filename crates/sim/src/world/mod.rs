@@ -115,6 +115,8 @@ struct Node {
     /// Records are committed in the order in which they were wanted.
     records_until: Timestamp,
     counts_soon: bool,
+    /// It was told to stop, and does so by then.
+    stops_by: Option<Timestamp>,
 }
 
 enum Step {
@@ -205,6 +207,15 @@ enum Step {
     },
     /// A tenant is handed to another node that is well.
     Transfer,
+    /// A node is told to stop, and starts again a moment after it has.
+    Stop,
+    StopsAtLast {
+        node: usize,
+        incarnation: u64,
+    },
+    Start {
+        node: usize,
+    },
     Replay,
     ReplayGoesOn {
         replay: Replay,
@@ -317,6 +328,7 @@ impl World {
                 last_words: 0,
                 records_until: now,
                 counts_soon: false,
+                stops_by: None,
             });
         }
         for number in 0..random.random_range(1..=4usize) {
@@ -388,7 +400,8 @@ impl World {
                 self.later(at, step());
             }
         }
-        let troubles: [(u32, fn() -> Step); 3] = [(4, || Step::Crash), (3, || Step::Freeze), (6, || Step::Transfer)];
+        let troubles: [(u32, fn() -> Step); 4] =
+            [(4, || Step::Crash), (3, || Step::Freeze), (6, || Step::Transfer), (3, || Step::Stop)];
         for (most, step) in troubles {
             for _ in 0..self.random.random_range(0..most) {
                 let at = self.moment_for_trouble(span, &busy);
@@ -465,6 +478,9 @@ impl World {
             Step::LeaseEnds { node, incarnation } => self.lease_ends(node, incarnation)?,
             Step::Claim { node } => self.claim(node)?,
             Step::Transfer => self.transfer()?,
+            Step::Stop => self.stop()?,
+            Step::StopsAtLast { node, incarnation } => self.stop_at_last(node, incarnation)?,
+            Step::Start { node } => self.start(node),
             Step::Replay => self.replay(),
             Step::ReplayGoesOn { replay } => self.go_on_with(replay),
             Step::Count { node, incarnation } => self.count(node, incarnation)?,
@@ -501,7 +517,8 @@ impl World {
         let Some(owner) = self.nodes[node].owner.as_ref() else { return Ok(()) };
         let wakes_at = owner.wake_at();
         for (number, endpoint) in self.endpoints.iter().enumerate() {
-            let is_own = self.store.partitions[&self.tenants[endpoint.tenant].partition].owner == Some((node, self.nodes[node].member));
+            let is_own =
+                self.store.partitions[&self.tenants[endpoint.tenant].partition].owner == Some((node, self.nodes[node].member));
             // It knew of nothing to send when it was forgotten: whatever comes next is no backlog.
             if is_own && !owner.remembers(endpoint.id) {
                 self.checker.drained(number);
@@ -513,7 +530,9 @@ impl World {
             let after = at.since(self.now);
             self.later(after, Step::Wake { node });
         }
-        self.hear_answers()
+        self.hear_answers()?;
+        let is_at_rest = self.nodes[node].owner.as_ref().is_some_and(Owner::is_at_rest);
+        if self.nodes[node].stops_by.is_some() && is_at_rest { self.leave(node) } else { Ok(()) }
     }
 
     /// Asks after one delivery, as a person would, and counts the answer.
@@ -527,7 +546,8 @@ impl World {
         let tenant = &self.tenants[endpoint.tenant];
         let Some((node, member)) = self.store.partitions[&tenant.partition].owner else { return Ok(()) };
         let node = &self.nodes[node];
-        if node.frozen_until.is_some() || node.member != member {
+        // One that stops begins nothing, and keeps what it owns until what it has begun has ended.
+        if node.frozen_until.is_some() || node.stops_by.is_some() || node.member != member {
             return Ok(());
         }
         let Some(owner) = &node.owner else { return Ok(()) };

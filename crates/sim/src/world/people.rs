@@ -323,7 +323,8 @@ impl World {
     fn judge_answer(&mut self, question: &Question, answer: &Commanded) -> Result<(), Violation> {
         let now = self.now;
         let fail = |what: &str| {
-            let what = format!("rows {:?} at {}: {:?} was answered {answer:?}: {what}", question.rows, now.to_rfc3339(), question.wish);
+            let what =
+                format!("rows {:?} at {}: {:?} was answered {answer:?}: {what}", question.rows, now.to_rfc3339(), question.wish);
             Err(Violation { promise: "I14", what })
         };
         let still_wait = question.rows.iter().any(|row| self.store.rows[*row].due().is_some());

@@ -85,7 +85,8 @@ impl World {
 
     /// Somebody tries an endpoint out. It passes every hold but the bucket.
     fn send_test(&mut self, node: usize, life: Life, errand: Errand, goes: bool) -> Result<(), Violation> {
-        let (incarnation, member, endpoint) = (self.nodes[node].incarnation, self.nodes[node].member, endpoint_number(errand.endpoint));
+        let (incarnation, member, endpoint) =
+            (self.nodes[node].incarnation, self.nodes[node].member, endpoint_number(errand.endpoint));
         self.visit("edge", "test-send");
         let mut checker = std::mem::take(&mut self.checker);
         let verdict = checker.test_send(self, endpoint);

@@ -30,6 +30,7 @@ use super::{Endpoint, Tenant};
 pub(crate) type Member = (usize, u64);
 
 /// A delivery as the database has it.
+#[expect(clippy::struct_excessive_bools, reason = "columns of a row, each of its own")]
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub(crate) delivery: DeliveryId,
@@ -418,7 +419,8 @@ impl Store {
 }
 
 fn stored_endpoint(endpoint: &Endpoint, tenant: &Tenant) -> StoredEndpoint {
-    let LaneConfig { status, subscription, max_in_flight, rate_limit, schedule, circuit, retry, health: _ } = endpoint.config.clone();
+    let LaneConfig { status, subscription, max_in_flight, rate_limit, schedule, circuit, retry, health: _ } =
+        endpoint.config.clone();
     let mut said = Said::new(endpoint.id, tenant.id.clone(), endpoint.url.clone(), endpoint.created_at);
     said.status = status;
     said.subscription = subscription;

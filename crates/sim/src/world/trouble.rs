@@ -16,7 +16,11 @@ impl World {
     /// What waits for a node that is frozen waits until it runs again. Receivers and the database go on.
     pub(super) fn unless_frozen(&mut self, step: Step) -> Option<Step> {
         let node = match &step {
-            Step::Arrives { node, .. } | Step::Feed { node, .. } | Step::ConfigurationMoves { node } | Step::Count { node, .. } => *node,
+            Step::Arrives { node, .. }
+            | Step::Feed { node, .. }
+            | Step::ConfigurationMoves { node }
+            | Step::Count { node, .. }
+            | Step::StopsAtLast { node, .. } => *node,
             // What it wanted done may have left before it froze.
             Step::Do { node, .. } | Step::FindWork { node, .. } | Step::Restamp { node, .. } | Step::HandOver { node, .. }
                 if !self.nodes[*node].reaches_the_store =>
@@ -47,6 +51,8 @@ impl World {
             | Step::LeaseEnds { .. }
             | Step::Claim { .. }
             | Step::Transfer
+            | Step::Stop
+            | Step::Start { .. }
             | Step::Replay
             | Step::ReplayGoesOn { .. }
             | Step::Wake { .. }
@@ -66,17 +72,52 @@ impl World {
             return;
         }
         self.visit("fault", "crash");
+        self.nodes[node].last_words = self.random.random_range(0..3u32);
+        self.die(node);
+        let after = if self.nodes.len() == 1 { Duration::from_millis(500) } else { LEASE };
+        self.later(after, Step::TakeOver { dead: node });
+    }
+
+    /// Nothing of it is left.
+    pub(super) fn die(&mut self, node: usize) {
         self.lose(node);
         self.forget(node);
-        let last_words = self.random.random_range(0..3u32);
         let dead = &mut self.nodes[node];
         dead.owner = None;
         dead.incarnation += 1;
         dead.counts_soon = false;
         dead.lease_ends_at = None;
-        dead.last_words = last_words;
-        let after = if self.nodes.len() == 1 { Duration::from_millis(500) } else { LEASE };
-        self.later(after, Step::TakeOver { dead: node });
+        dead.stops_by = None;
+    }
+
+    /// Somebody tells a node to stop. It finishes what it has begun, if that does not take too long.
+    pub(super) fn stop(&mut self) -> Result<(), Violation> {
+        let node = self.random.random_range(0..self.nodes.len());
+        if !self.is_well(node) || self.is_healed {
+            return Ok(());
+        }
+        let request_max = self.options.request_max();
+        self.nodes[node].stops_by = Some(self.now + request_max);
+        self.nodes[node].owner.as_mut().expect("it is well").stop();
+        let incarnation = self.nodes[node].incarnation;
+        self.later(request_max, Step::StopsAtLast { node, incarnation });
+        self.pump(node)
+    }
+
+    /// It does not wait any longer for what has not ended.
+    pub(super) fn stop_at_last(&mut self, node: usize, incarnation: u64) -> Result<(), Violation> {
+        if self.nodes[node].incarnation != incarnation || self.nodes[node].stops_by.is_none() {
+            return Ok(());
+        }
+        self.leave(node)
+    }
+
+    /// It runs again, and owns nothing yet.
+    pub(super) fn start(&mut self, node: usize) {
+        if self.nodes[node].owner.is_none() {
+            self.nodes[node].owner = Some(Owner::new(self.now, self.options.clone()));
+            self.nodes[node].member += 1;
+        }
     }
 
     /// Whatever this node has in flight may be sent once more.
@@ -177,9 +218,7 @@ impl World {
         if is_frozen {
             self.lose(dead);
         } else {
-            let owner = Owner::new(self.now, self.options.clone());
-            self.nodes[dead].owner = Some(owner);
-            self.nodes[dead].member += 1;
+            self.start(dead);
         }
         self.store.abandon(member);
         let heir = self.random.random_range(0..self.nodes.len());
@@ -188,7 +227,10 @@ impl World {
 
     /// Takes what nobody has, and hears what it owns. Another node does it if this one is not well.
     pub(super) fn claim(&mut self, node: usize) -> Result<(), Violation> {
-        let is_able = |node: &usize| self.is_well(*node) && self.nodes[*node].lease_ends_at.is_none();
+        let is_able = |node: &usize| {
+            let stays = self.nodes[*node].lease_ends_at.is_none() && self.nodes[*node].stops_by.is_none();
+            self.is_well(*node) && stays
+        };
         let Some(node) = Some(node).filter(is_able).or_else(|| (0..self.nodes.len()).find(is_able)) else {
             self.later(Duration::from_millis(500), Step::Claim { node });
             return Ok(());
@@ -196,7 +238,7 @@ impl World {
         let member = (node, self.nodes[node].member);
         let (mut claimed, taken) = self.store.claim(self.now, member, &self.endpoints);
         // Not every store says so.
-        if self.report.seed % 2 == 0 {
+        if self.report.seed.is_multiple_of(2) {
             claimed.handed_over.clear();
         }
         for (number, endpoint) in self.endpoints.iter().enumerate() {
