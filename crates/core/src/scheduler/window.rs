@@ -334,11 +334,15 @@ impl Window {
         self.seen = self.seen.max(Some(seen));
         let mut more = more;
         let last = rows.last().cloned();
+        let mut overtaken_keys = Vec::new();
         let mut rows: Vec<Entry> = rows
             .into_iter()
             .filter(|row| {
                 let came_back = self.gone.get(&row.delivery).is_some_and(|left_under| asked_under <= *left_under)
                     && !plant::is(Plant::StaleReadComesBack);
+                if came_back {
+                    overtaken_keys.extend(row.ordering_key.clone());
+                }
                 !came_back && !is_in_flight(row.delivery)
             })
             .collect();
@@ -401,6 +405,12 @@ impl Window {
                 self.insert_heads(rows);
             }
             Want::Head(_) => self.insert_heads(rows),
+        }
+        // This read has found what is not the head of its key any more, and not what is.
+        for key in overtaken_keys {
+            if !self.heads.contains(&key) && !self.busy_keys.contains(&key) {
+                self.want_head(key);
+            }
         }
         match self.asked.values().min().copied() {
             None => self.gone.clear(),
