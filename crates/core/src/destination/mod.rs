@@ -6,7 +6,7 @@
 //! 3. Names: at least two labels of letters, digits and inner hyphens; not one that means "this network", nor our own.
 //!    Where the operator allows a network, names that resolve wholly inside it are exempt, which only the attempt can know.
 //! 4. Ports: none that another protocol listens on.
-//! 5. Addresses: public ones, and those that the operator allows ([`address`]).
+//! 5. Addresses: public ones, and those that the operator allows (`address.rs`).
 //!
 //! Whoever makes an endpoint hears of it at once ([`Policy::check`]). Every attempt asks again, and then judges each
 //! address that the name has led to ([`Policy::judge`]). Nothing in here resolves a name.
