@@ -134,10 +134,14 @@ impl Destination {
                 (Host::Name(name), rule)
             }
         };
-        if let Host::Name(name) = &host {
+        if let (Host::Name(name), Some(written)) = (&host, url.host_str())
+            && name != written
+        {
             url.set_host(Some(name)).map_err(|error| Refused::Unreadable(reason(error)))?;
         }
-        url.set_fragment(None);
+        if url.fragment().is_some() {
+            url.set_fragment(None);
+        }
         let port = url.port_or_known_default().ok_or(Refused::Scheme)?;
         if !port::may_be_spoken_to(port) {
             return Err(Refused::Port(port));
