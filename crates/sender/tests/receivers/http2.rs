@@ -272,9 +272,16 @@ async fn i36_a_shared_connection_that_gets_stuck_takes_no_further_requests() {
     let client = client_of(&authority).await;
     assert_eq!(word(post(&client, &url(receiver.address), LONG).await.outcome), "200");
     until("the connection is kept", || client.idle_connections() == 1).await;
+    // Somebody with much time waits on it all the while.
+    let (patient, address) = (client.clone(), url(receiver.address));
+    let patient = tokio::spawn(async move { post(&patient, &address, LONG).await });
+    until("it is in use", || client.idle_connections() == 0).await;
     assert_eq!(word(post(&client, &url(receiver.address), SHORT_WITH_TLS).await.outcome), "timeout");
-    assert_eq!(word(post(&client, &url(receiver.address), LONG).await.outcome), "200");
+    assert_eq!(receiver.connections(), 1, "they shared it");
+    assert_eq!(word(post(&client, &url(receiver.address), SHORT_WITH_TLS).await.outcome), "200");
     assert_eq!(receiver.connections(), 2);
+    assert!(!patient.is_finished(), "what is under way on it may still be answered");
+    patient.abort();
 }
 
 #[tokio::test]
