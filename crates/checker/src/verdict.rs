@@ -234,8 +234,7 @@ fn nothing_is_stuck(index: &Index<'_>) -> Verdict {
             .get(&**delivery)
             .and_then(|hits| hits.first())
             .is_some_and(|hit| index.evidence.endpoints.get(hit.endpoint).is_some_and(|endpoint| endpoint.is_doomed));
-        let is_over = ["delivered", "dead", "cancelled"].contains(&state.status.as_str());
-        finding.check(is_over || is_doomed, || format!("{delivery} is {state:?}"));
+        finding.check(state.is_over() || is_doomed, || format!("{delivery} is {state:?}"));
     }
     finding.done()
 }
