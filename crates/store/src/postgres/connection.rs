@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType};
 use tokio::time::timeout;
 use tokio_postgres::config::SslMode;
-use tokio_postgres::error::SqlState;
+use tokio_postgres::error::{Severity, SqlState};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Config, NoTls, Row, Statement};
 
@@ -148,6 +148,11 @@ fn remedy_of(error: &tokio_postgres::Error) -> Remedy {
         _ if class == "22" || class == "23" || class == "54" => Remedy::LeaveItOut,
         _ => Remedy::Nothing,
     }
+}
+
+/// Whether the server has said no, and lives on.
+fn has_refused(error: &tokio_postgres::Error) -> bool {
+    error.as_db_error().is_some_and(|error| error.parsed_severity() == Some(Severity::Error))
 }
 
 fn is_lost(error: &tokio_postgres::Error) -> bool {
@@ -391,6 +396,12 @@ impl<'a> Flight<'a> {
         self.statements.len() - 1
     }
 
+    /// One that is a transaction of its own, and the only one of its flight. Answers its place.
+    pub(super) fn query_that_commits(&mut self, statement: Statement, parameters: Parameters<'a>) -> usize {
+        self.commit = Some(self.statements.len());
+        self.query(statement, parameters)
+    }
+
     pub(super) fn commit(&mut self) {
         self.commit = Some(self.statements.len());
         self.batch("COMMIT");
@@ -438,8 +449,9 @@ impl<'a> Flight<'a> {
             match answer {
                 Some(Ok(answer)) => rows.push(answer),
                 Some(Err(error)) => {
-                    // What the server itself has refused is rolled back, unless it was the commit.
-                    let is_certain = error.as_db_error().is_some() && Some(rows.len()) != self.commit;
+                    // What the server itself has refused is rolled back, unless it was the commit, or the session has died
+                    // and nobody knows how far it had come.
+                    let is_certain = has_refused(&error) && (Some(rows.len()) != self.commit || self.commit == Some(0));
                     let is_in_doubt = was_commit_sent && commit_answer_was_lost && !is_certain;
                     return Err(Crash { problem: error.into(), is_in_doubt });
                 }
