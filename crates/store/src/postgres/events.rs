@@ -740,9 +740,11 @@ const INSERT_DELIVERIES: &str =
      SELECT * FROM unnest($1::bigint[], $2::bytea[], $3::text[], $4::smallint[], $5::bytea[], $6::int[], $7::bigint[],
                           $8::text[], $9::text[], $10::boolean[], $11::smallint[], $12::text[], $13::bigint[], $14::text[],
                           $15::bigint[], $16::boolean[], $17::bigint[], $18::bigint[], $19::bytea[], $20::bigint[])";
+/// An id lives as long as its event, whose day may be dropped late.
 const DELETE_EXPIRED_KEYS: &str =
     "DELETE FROM idempotency_keys k USING unnest($1::text[], $2::text[], $3::text[], $4::bigint[]) AS wanted (tenant, kind, key, now_ms)
-     WHERE k.tenant = wanted.tenant AND k.kind = wanted.kind AND k.key = wanted.key AND k.expires_at_ms <= wanted.now_ms";
+     WHERE k.tenant = wanted.tenant AND k.kind = wanted.kind AND k.key = wanted.key AND k.expires_at_ms <= wanted.now_ms
+       AND (k.kind <> 'id' OR NOT EXISTS (SELECT 1 FROM events e WHERE e.slot = k.event_slot AND e.seq = k.event_seq))";
 /// Waits for whoever is about to write the same key; when they have committed, it is theirs.
 const INSERT_KEYS: &str = "INSERT INTO idempotency_keys (tenant, kind, key, event_slot, event_seq, fingerprint, expires_at_ms)
      SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::int[], $5::bigint[], $6::bytea[], $7::bigint[])

@@ -438,8 +438,11 @@ async fn sweep_the_rest(database: &Database, connection: &Connection, limits: &H
     Ok(SweptAway { idempotency_keys, audit, minutes, resealed, ..SweptAway::default() })
 }
 
+/// An id lives as long as its event, whose day is dropped after this, or late; and if it is kept aside then, so is its id.
 const DELETE_EXPIRED_KEYS: &str = "DELETE FROM idempotency_keys WHERE (tenant, kind, key) IN (
-       SELECT tenant, kind, key FROM idempotency_keys WHERE expires_at_ms <= $1 ORDER BY expires_at_ms LIMIT $2)";
+       SELECT k.tenant, k.kind, k.key FROM idempotency_keys k WHERE k.expires_at_ms <= $1
+         AND (k.kind <> 'id' OR NOT EXISTS (SELECT 1 FROM events e WHERE e.slot = k.event_slot AND e.seq = k.event_seq))
+       ORDER BY k.expires_at_ms LIMIT $2)";
 const DELETE_AUDIT: &str = "DELETE FROM audit WHERE seq IN (
                               SELECT seq FROM (SELECT seq, at_ms FROM audit ORDER BY seq LIMIT $2) oldest WHERE at_ms <= $1)";
 /// Whoever is still in doubt about one after an hour has given up long since.
