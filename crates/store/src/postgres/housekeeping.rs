@@ -66,15 +66,22 @@ impl Database {
             return Ok(swept);
         };
         swept.deliveries = deliveries;
+        match self.sweep_on(limits, from, to, &mut swept).await {
+            // What is gone is gone, and the next step goes on from there.
+            Err(error) if !swept.is_nothing() => tracing::warn!(%error, "a step of housekeeping has ended early"),
+            ended => ended?,
+        }
+        Ok(swept)
+    }
+
+    async fn sweep_on(&self, limits: &Housekeeping, from: &str, to: &str, swept: &mut SweptAway) -> Result<(), Error> {
         let events = self.keep_house(|connection| async move { sweep_events(self, &connection, limits, from, to).await }).await?;
         swept.events = events.unwrap_or(0);
         let rest = self.keep_house(|connection| async move { sweep_the_rest(self, &connection, limits).await }).await?;
-        let rest = rest.unwrap_or_default();
-        swept = SweptAway { deliveries, events: swept.events, ..rest };
+        *swept = SweptAway { deliveries: swept.deliveries, events: swept.events, ..rest.unwrap_or_default() };
         swept.events += self.drop_a_day(Table::Events).await?;
         self.drop_a_day(Table::Attempts).await?;
-        self.make_tomorrow().await?;
-        Ok(swept)
+        self.make_tomorrow().await
     }
 
     pub(super) async fn overdue(&self, rows_max: usize) -> Result<Vec<Overdue>, Error> {
