@@ -12,3 +12,4 @@ mod faults;
 mod kills;
 mod postgres;
 mod power;
+mod verbs;
