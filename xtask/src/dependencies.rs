@@ -10,7 +10,7 @@ use crate::cargo;
 const BANNED: [&str; 4] = ["native-tls", "openssl", "openssl-sys", "ring"];
 
 /// Licences that ask for no more than their text.
-const LICENCES: [&str; 10] = [
+const LICENCES: [&str; 11] = [
     "0BSD",
     "Apache-2.0",
     "Apache-2.0 WITH LLVM-exception",
@@ -19,6 +19,7 @@ const LICENCES: [&str; 10] = [
     "BSL-1.0",
     "ISC",
     "MIT",
+    "MIT-0",
     "Unicode-3.0",
     "Zlib",
 ];
@@ -107,6 +108,7 @@ mod tests {
     fn one_acceptable_alternative_is_enough() {
         for good in [
             "MIT",
+            "MIT-0",
             "MIT OR GPL-3.0",
             "MIT/Apache-2.0",
             "Apache-2.0 WITH LLVM-exception OR MIT",

@@ -318,9 +318,7 @@ impl Answers {
     }
 }
 
-#[tokio::test]
-async fn i48_thousands_of_generated_requests_get_a_described_answer_and_no_failure() {
-    let server = Server::new("generated");
+async fn i48_thousands_of_generated_requests_get_a_described_answer_and_no_failure(server: Server) {
     let endpoint = server.endpoint(r#"{"url": "http://127.0.0.1:8080/", "tenant": "acme", "uid": "crm"}"#).await;
     let event = server.post("/v1/events", r#"{"type": "invoice.paid", "tenant": "acme", "data": {}}"#).await.expect(202);
     let replay = server.post("/v1/replays", r#"{"tenant": "acme", "status": ["dead"], "reason": "x"}"#).await.expect(202);
@@ -418,4 +416,8 @@ async fn i48_thousands_of_generated_requests_get_a_described_answer_and_no_failu
         .filter(|name| !succeeded.contains_key(name))
         .collect();
     assert!(silent.is_empty(), "never succeeded: {silent:?}");
+}
+
+on_both_databases! {
+    i48_thousands_of_generated_requests_get_a_described_answer_and_no_failure
 }

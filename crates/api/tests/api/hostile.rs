@@ -2,9 +2,7 @@
 
 use crate::server::Server;
 
-#[tokio::test]
-async fn i48_bad_input_gets_its_status_and_stores_nothing() {
-    let server = Server::new("bad");
+async fn i48_bad_input_gets_its_status_and_stores_nothing(server: Server) {
     server.endpoint(r#"{"url": "http://127.0.0.1:8080/"}"#).await;
     let deep = format!(r#"{{"type": "a", "data": {}{}}}"#, "[".repeat(65), "]".repeat(65));
     let very_deep = format!(r#"{{"type": "a", "data": {}"#, "[".repeat(200_000));
@@ -74,9 +72,7 @@ async fn i48_bad_input_gets_its_status_and_stores_nothing() {
     assert_eq!(server.get("/v1/events").await.expect(200)["data"], serde_json::json!([]));
 }
 
-#[tokio::test]
-async fn i48_names_that_try_to_be_something_else_are_only_names() {
-    let server = Server::new("names");
+async fn i48_names_that_try_to_be_something_else_are_only_names(server: Server) {
     for name in [
         "..%2f..%2fetc%2fpasswd",
         "'%20OR%201=1--",
@@ -94,4 +90,9 @@ async fn i48_names_that_try_to_be_something_else_are_only_names() {
             assert!(!answer.headers.contains_key("x-evil"));
         }
     }
+}
+
+on_both_databases! {
+    i48_bad_input_gets_its_status_and_stores_nothing
+    i48_names_that_try_to_be_something_else_are_only_names
 }

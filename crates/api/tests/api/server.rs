@@ -7,16 +7,23 @@ use axum::body::{Body, to_bytes};
 use http::{HeaderMap, Request, StatusCode};
 use posthaste_api::Options;
 use posthaste_core::destination::Policy;
-use posthaste_store::{DeliveryQuery, DeliveryRow, Keyring, MasterKey, Options as StoreOptions, Sqlite, Store};
+use posthaste_store::{DeliveryQuery, DeliveryRow, Keyring, MasterKey, Options as StoreOptions, Postgres, Sqlite, Store};
 use serde_json::Value;
 use tower::ServiceExt;
 
 pub(crate) const ADMIN: &str = "phk_the-admin-key-of-the-tests";
 
 pub(crate) struct Server {
-    directory: PathBuf,
+    kept: Kept,
     pub(crate) router: axum::Router,
     pub(crate) store: Arc<dyn Store>,
+}
+
+/// Where it stores, to be removed with it.
+enum Kept {
+    Directory(PathBuf),
+    /// Stops when it is dropped.
+    Database(Box<posthaste_testpg::Server>),
 }
 
 /// An answer, read whole.
@@ -68,7 +75,16 @@ impl Server {
         let _ = std::fs::remove_dir_all(&directory);
         let store_options = StoreOptions::new(Keyring::new(MasterKey::generate(), vec![]));
         let store: Arc<dyn Store> = Arc::new(Sqlite::open(&directory, store_options).unwrap());
-        Server { directory, router: posthaste_api::router(Arc::clone(&store), options, ADMIN), store }
+        Server { kept: Kept::Directory(directory), router: posthaste_api::router(Arc::clone(&store), options, ADMIN), store }
+    }
+
+    /// The same on PostgreSQL, in a server of its own.
+    pub(crate) async fn on_postgres() -> Server {
+        let database = posthaste_testpg::Server::start();
+        let store_options = StoreOptions::new(Keyring::new(MasterKey::generate(), vec![]));
+        let store: Arc<dyn Store> = Arc::new(Postgres::connect(&database.url(), store_options).await.unwrap());
+        let router = posthaste_api::router(Arc::clone(&store), options(), ADMIN);
+        Server { kept: Kept::Database(Box::new(database)), router, store }
     }
 
     pub(crate) async fn deliveries(&self) -> Vec<DeliveryRow> {
@@ -135,7 +151,10 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.directory);
+        match &self.kept {
+            Kept::Directory(directory) => drop(std::fs::remove_dir_all(directory)),
+            Kept::Database(_) => {}
+        }
     }
 }
 

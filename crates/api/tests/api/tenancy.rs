@@ -72,9 +72,7 @@ fn is_nothing(foreign: &Answer, unknown: &Answer, what: &str) {
     assert!(!format!("{:?}", foreign.headers).contains("canary"), "{what}");
 }
 
-#[tokio::test]
-async fn i44_somebody_elses_things_are_not_there() {
-    let server = Server::new("tenancy");
+async fn i44_somebody_elses_things_are_not_there(server: Server) {
     let (ids, watched) = victim(&server).await;
     server.call(ADMIN, "PUT", "/v1/tenants/attacker", "{}").await.expect(201);
     let attacker = server.key(Some("attacker"), &["admin"]).await;
@@ -167,4 +165,8 @@ async fn i44_somebody_elses_things_are_not_there() {
     server.call_with(ADMIN, "POST", "/v1/replays", &[("idempotency-key", "same")], body).await.expect(202);
     let own = server.call_with(&attacker, "POST", "/v1/replays", &[("idempotency-key", "same")], body).await.expect(202);
     assert_eq!(own["tenant"], "attacker");
+}
+
+on_both_databases! {
+    i44_somebody_elses_things_are_not_there
 }
