@@ -38,6 +38,11 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Measure what publishing costs in the API alone, beside a bare handler: [CALLS]
+    BenchApi {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Simulate adaptive timeouts against a fixed one, over a fleet of destinations
     Fleet {
         /// Passed on: --seed N, --destinations N, --days N, --busier N
@@ -54,6 +59,9 @@ fn main() -> ExitCode {
         Task::BenchStore { arguments } => {
             run(cargo(&["run", "--release", "--quiet", "--package", "posthaste-store", "--example", "bench", "--"])
                 .args(&arguments))
+        }
+        Task::BenchApi { arguments } => {
+            run(cargo(&["run", "--release", "--quiet", "--package", "posthaste-api", "--example", "bench", "--"]).args(&arguments))
         }
         Task::Fleet { arguments } => simulator("fleet", &arguments),
     };

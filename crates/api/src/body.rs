@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
-use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http::request::Parts;
 use http_body_util::BodyExt;
 use serde::Deserialize;
@@ -120,12 +120,6 @@ impl Pieces {
         }
         Ok(Whole { bytes: bytes.freeze(), _room: self.room })
     }
-}
-
-/// Whether the headers announce a body. One that is left out altogether stands for `{}` where everything is optional.
-pub(crate) fn is_announced(parts: &Parts) -> bool {
-    let length = parts.headers.get(CONTENT_LENGTH).map(|value| value != "0");
-    length.unwrap_or_else(|| parts.headers.contains_key(TRANSFER_ENCODING))
 }
 
 /// What a body may be.

@@ -69,7 +69,7 @@ async fn unknown_parameters_wrong_limits_and_borrowed_cursors_are_refused() {
     for route in posthaste_api::routes().into_iter().filter(|route| route.needs_key && route.method == http::Method::GET) {
         let path = route.path.replace(['{', '}'], "x");
         server.get(&format!("{path}?nonsense=1")).await.refused(422, "nonsense");
-        if route.query.contains(&"limit") {
+        if route.query.contains(&"limit") && !route.path.contains('{') {
             for limit in ["0", "251", "-1", "x", ""] {
                 server.get(&format!("{path}?limit={limit}")).await.refused(422, "limit");
             }

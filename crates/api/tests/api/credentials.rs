@@ -140,6 +140,18 @@ async fn a_revocation_on_another_node_is_seen_within_a_second() {
 }
 
 #[tokio::test]
+async fn when_a_key_was_last_used_is_written_down_beside_the_request() {
+    let every = std::time::Duration::ZERO;
+    let server = Server::with("used", posthaste_api::Options { key_uses_written_every: every, ..options() });
+    let key = server.key(None, &["read"]).await;
+    assert_eq!(server.get("/v1/keys").await.expect(200)["data"][0]["last_used_at"], json!(null));
+    server.call(&key, "GET", "/v1/events", "").await.expect(200);
+    while server.get("/v1/keys").await.expect(200)["data"][0]["last_used_at"].is_null() {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
 async fn a_deleted_tenants_keys_are_gone_with_it() {
     let server = Server::new("tenant-keys");
     server.call(ADMIN, "PUT", "/v1/tenants/acme", "{}").await.expect(201);

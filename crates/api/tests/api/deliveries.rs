@@ -97,6 +97,9 @@ async fn a_dead_letter_is_listed_inspected_retried_and_leaves_the_list() {
     );
     assert_eq!(attempt["timings"], json!({"dns_ms": null, "connect_ms": 2, "tls_ms": null, "first_byte_ms": null}));
     assert_eq!(attempt["response_preview"], "what it said");
+    // What would be ignored is refused, and nothing happens.
+    let ignored = server.post(&format!("/v1/dead-letters/{}/retry", first.id), r#"{"when": "now"}"#).await;
+    ignored.refused(422, "when");
     // Only what is dead is a dead letter.
     server.post(&format!("/v1/dead-letters/{}/retry", second.id), "").await.expect(404);
     let new = server.post(&format!("/v1/dead-letters/{}/retry", first.id), "").await.expect(202);
@@ -131,6 +134,25 @@ async fn one_delivery_can_be_cancelled_and_one_in_flight_cannot() {
     server.post(&format!("/v1/deliveries/{}/cancel", rows[1].id), "").await.expect(409);
     server.post(&format!("/v1/deliveries/{}/retry", rows[1].id), "").await.expect(409);
     server.post(&format!("/v1/deliveries/{}/cancel", rows[2].id), "").await.expect(409);
+}
+
+#[tokio::test]
+async fn one_delivery_says_when_its_turn_will_come() {
+    let server = Server::new("estimate");
+    let limit = r#""rate_limit": {"max_per_minute": 1, "burst_capacity": 2}"#;
+    server.endpoint(&format!(r#"{{"url": "http://127.0.0.1:8080/", "tenant": "acme", {limit}}}"#)).await;
+    for n in 0..5 {
+        publish(&server, &format!(r#"{{"type": "a", "tenant": "acme", "data": {n}}}"#)).await;
+    }
+    let mut minutes = Vec::new();
+    for row in server.deliveries().await.iter().rev() {
+        let read = server.get(&format!("/v1/deliveries/{}", row.id)).await.expect(200);
+        let at = posthaste_core::time::Timestamp::parse(&text(&read["estimated_at"])).unwrap();
+        minutes.push((at.since(row.created_at).as_secs() + 5) / 60);
+    }
+    assert_eq!(minutes, [0, 0, 1, 2, 3], "two at once, then one a minute, oldest first");
+    let listed = server.get("/v1/deliveries").await.expect(200);
+    assert_eq!(listed["data"][0]["estimated_at"], json!(null), "not in lists");
 }
 
 #[tokio::test]

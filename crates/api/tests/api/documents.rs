@@ -86,3 +86,18 @@ async fn the_pages_need_nothing_from_elsewhere() {
     server.get("/docs/errors/nonsense").await.expect(404);
     server.get("/docs/errors/..%2fREADME").await.expect(404);
 }
+
+#[tokio::test]
+async fn every_request_in_the_guide_works() {
+    let guide = include_str!("../../../../docs/guide/api.md");
+    let server = Server::new("guide");
+    let mut sent = 0;
+    for block in guide.split("```http\n").skip(1).map(|rest| rest.split("```").next().unwrap()) {
+        let (line, body) = block.split_once('\n').unwrap();
+        let (method, path) = line.split_once(' ').unwrap();
+        let answer = server.call(ADMIN, method, path, body.to_owned()).await;
+        assert!(answer.status.is_success(), "{line}: {}", answer.text());
+        sent += 1;
+    }
+    assert_eq!(sent, 8);
+}

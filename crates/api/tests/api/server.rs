@@ -14,16 +14,12 @@ use tower::ServiceExt;
 pub(crate) const ADMIN: &str = "phk_the-admin-key-of-the-tests";
 
 pub(crate) struct Server {
-    kept: Kept,
+    /// Removed with it.
+    directory: Option<PathBuf>,
+    /// Stops when it is dropped.
+    _database: Option<Box<posthaste_testpg::Server>>,
     pub(crate) router: axum::Router,
     pub(crate) store: Arc<dyn Store>,
-}
-
-/// Where it stores, to be removed with it.
-enum Kept {
-    Directory(PathBuf),
-    /// Stops when it is dropped.
-    Database(Box<posthaste_testpg::Server>),
 }
 
 /// An answer, read whole.
@@ -75,7 +71,12 @@ impl Server {
         let _ = std::fs::remove_dir_all(&directory);
         let store_options = StoreOptions::new(Keyring::new(MasterKey::generate(), vec![]));
         let store: Arc<dyn Store> = Arc::new(Sqlite::open(&directory, store_options).unwrap());
-        Server { kept: Kept::Directory(directory), router: posthaste_api::router(Arc::clone(&store), options, ADMIN), store }
+        Server {
+            directory: Some(directory),
+            _database: None,
+            router: posthaste_api::router(Arc::clone(&store), options, ADMIN),
+            store,
+        }
     }
 
     /// The same on PostgreSQL, in a server of its own.
@@ -84,7 +85,7 @@ impl Server {
         let store_options = StoreOptions::new(Keyring::new(MasterKey::generate(), vec![]));
         let store: Arc<dyn Store> = Arc::new(Postgres::connect(&database.url(), store_options).await.unwrap());
         let router = posthaste_api::router(Arc::clone(&store), options(), ADMIN);
-        Server { kept: Kept::Database(Box::new(database)), router, store }
+        Server { directory: None, _database: Some(Box::new(database)), router, store }
     }
 
     pub(crate) async fn deliveries(&self) -> Vec<DeliveryRow> {
@@ -151,9 +152,8 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        match &self.kept {
-            Kept::Directory(directory) => drop(std::fs::remove_dir_all(directory)),
-            Kept::Database(_) => {}
+        if let Some(directory) = &self.directory {
+            let _ = std::fs::remove_dir_all(directory);
         }
     }
 }
