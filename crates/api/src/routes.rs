@@ -175,44 +175,24 @@ impl Route {
     }
 }
 
-fn get<F, A>(path: &'static str, operation: &'static str, access: Access, handler: F) -> Route
-where
-    F: Fn(Call) -> A + Send + Sync + 'static,
-    A: Future<Output = Result<Response, Problem>> + Send + 'static,
-{
-    Route::new(Method::GET, path, operation, access, handler)
+macro_rules! methods {
+    ($($name:ident $method:ident)*) => {
+        $(fn $name<F, A>(path: &'static str, operation: &'static str, access: Access, handler: F) -> Route
+        where
+            F: Fn(Call) -> A + Send + Sync + 'static,
+            A: Future<Output = Result<Response, Problem>> + Send + 'static,
+        {
+            Route::new(Method::$method, path, operation, access, handler)
+        })*
+    };
 }
 
-fn post<F, A>(path: &'static str, operation: &'static str, access: Access, handler: F) -> Route
-where
-    F: Fn(Call) -> A + Send + Sync + 'static,
-    A: Future<Output = Result<Response, Problem>> + Send + 'static,
-{
-    Route::new(Method::POST, path, operation, access, handler)
-}
-
-fn put<F, A>(path: &'static str, operation: &'static str, access: Access, handler: F) -> Route
-where
-    F: Fn(Call) -> A + Send + Sync + 'static,
-    A: Future<Output = Result<Response, Problem>> + Send + 'static,
-{
-    Route::new(Method::PUT, path, operation, access, handler)
-}
-
-fn patch<F, A>(path: &'static str, operation: &'static str, access: Access, handler: F) -> Route
-where
-    F: Fn(Call) -> A + Send + Sync + 'static,
-    A: Future<Output = Result<Response, Problem>> + Send + 'static,
-{
-    Route::new(Method::PATCH, path, operation, access, handler)
-}
-
-fn delete<F, A>(path: &'static str, operation: &'static str, access: Access, handler: F) -> Route
-where
-    F: Fn(Call) -> A + Send + Sync + 'static,
-    A: Future<Output = Result<Response, Problem>> + Send + 'static,
-{
-    Route::new(Method::DELETE, path, operation, access, handler)
+methods! {
+    get GET
+    post POST
+    put PUT
+    patch PATCH
+    delete DELETE
 }
 
 const DELIVERY_FILTERS: &[Parameter] = &[ENDPOINT, EVENT, TENANT, STATUS, HOLD_REASON, TYPE, FROM, TO, LIMIT, CURSOR];

@@ -65,6 +65,30 @@ async fn i18_the_same_key_publishes_once_and_another_body_is_a_conflict() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i18_of_many_at_once_with_one_key_one_is_the_first_and_all_name_it() {
+    let server = std::sync::Arc::new(Server::new("at-once"));
+    server.endpoint(r#"{"url": "http://127.0.0.1:8080/", "tenant": "acme"}"#).await;
+    let callers: Vec<_> = (0..60)
+        .map(|n| {
+            let server = std::sync::Arc::clone(&server);
+            // Every third has another body.
+            let body = format!(r#"{{"type": "a", "tenant": "acme", "data": {}, "idempotency_key": "k"}}"#, u8::from(n % 3 == 0));
+            tokio::spawn(async move { server.post("/v1/events", body).await })
+        })
+        .collect();
+    let mut answers = Vec::new();
+    for caller in callers {
+        answers.push(caller.await.unwrap());
+    }
+    let good: Vec<_> = answers.iter().filter(|answer| answer.status.is_success()).collect();
+    assert!(good.iter().all(|answer| answer.json["id"] == good[0].json["id"]), "one event");
+    assert_eq!(good.iter().filter(|answer| answer.json["duplicate"] == false).count(), 1);
+    assert_eq!(answers.iter().filter(|answer| answer.status == 409).count() + good.len(), 60);
+    assert!([20, 40].contains(&good.len()), "one of the two bodies: {}", good.len());
+    assert_eq!(server.deliveries().await.len(), 1);
+}
+
 #[tokio::test]
 async fn an_event_is_read_as_it_was_published_and_lists_leave_its_payload_out() {
     let server = Server::new("reading");
