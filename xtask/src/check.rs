@@ -25,11 +25,14 @@ pub(crate) fn run(fast: bool) -> anyhow::Result<()> {
     parts.time("examples in comments", || crate::run(&mut cargo(&["test", "--workspace", "--doc", "--quiet"])))?;
     if !fast {
         parts.time("demo, as in the README", || crate::run(&mut cargo(&["run", "--release", "--quiet", "--", "demo"])))?;
+        parts.time("20 kills of the server under load", || crate::checker("crash", &["--cycles", "20"].map(str::to_owned)))?;
     }
     let summary = parts.time("tests", || tests(fast))?;
     println!("\n{parts}");
     if fast {
-        println!("left to the full check: tests over millions of cases (binary `exhaustive`), the demo in a release build");
+        println!(
+            "left to the full check: tests over millions of cases (binary `exhaustive`), the demo and the kills, in a release build"
+        );
     }
     print!("{summary}");
     Ok(())

@@ -31,6 +31,16 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Kill the real server again and again under load and check the promises: [--cycles N] [--rate N] [--seed N] [--strict]
+    Crash {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Hold a load on the real server; memory has to stay flat: [--minutes N] [--rate N] [--seed N]
+    Soak {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Measure the scheduler alone, with few lanes and with many
     BenchScheduler,
     /// Measure a store beside a bare program: [--postgres] [--backlog [--rows N]] [--seconds N]
@@ -55,6 +65,8 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().task {
         Task::Check { fast } => check::run(fast),
         Task::Sim { arguments } => simulator("sim", &arguments),
+        Task::Crash { arguments } => checker("crash", &arguments),
+        Task::Soak { arguments } => checker("soak", &arguments),
         Task::BenchScheduler => simulator("scheduler", &[]),
         Task::BenchStore { arguments } => {
             run(cargo(&["run", "--release", "--quiet", "--package", "posthaste-store", "--example", "bench", "--"])
@@ -76,6 +88,13 @@ fn main() -> ExitCode {
 
 fn simulator(command: &str, arguments: &[String]) -> anyhow::Result<()> {
     run(cargo(&["run", "--release", "--quiet", "--package", "posthaste-sim", "--", command]).args(arguments))
+}
+
+/// The checker against the server, both as they ship.
+fn checker(command: &str, arguments: &[String]) -> anyhow::Result<()> {
+    run(&mut cargo(&["build", "--release", "--quiet", "--package", "posthaste", "--package", "posthaste-checker"]))?;
+    let built = root().join("target/release");
+    run(Command::new(built.join("posthaste-checker")).arg(command).arg("--binary").arg(built.join("posthaste")).args(arguments))
 }
 
 /// The top of the repository.

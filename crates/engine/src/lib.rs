@@ -1,185 +1,194 @@
 //! Runs deliveries: asks the core, does what it says.
+//!
+//! One loop. Everything that can wake it is a [`Wake`]; [`Owner`] takes it in and says what to do as [`Deed`]s, which
+//! `hands` does beside the loop and whose ends are wakes again. A delivery is tried in one place, `attempt`.
 
 mod attempt;
+mod bodies;
+mod hands;
+mod housekeeping;
+mod lease;
+mod membership;
+mod owner;
+mod tally;
+mod target;
 
-use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use posthaste_core::delivery::{DeadReason, State};
-use posthaste_core::endpoint::Status;
-use posthaste_core::id::{DeliveryId, EndpointId};
-use posthaste_core::retry::RetryPolicy;
-use posthaste_core::scheduler::{Class, Entry, Want};
-use posthaste_core::time::Timestamp;
+use posthaste_core::endpoint::Policies;
+use posthaste_core::health::HealthPolicy;
+use posthaste_core::scheduler::{Limits, Seq};
 use posthaste_core::timeout::TimeoutRules;
 use posthaste_sender::Client;
-use posthaste_store::{Epoch, Error, NodeId, Partition, Record, Recorded, Store, StoredEndpoint};
-use tokio::task::{Id, JoinError, JoinSet};
+use posthaste_store::{Fed, Housekeeping, Store};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
-use attempt::Due;
+use hands::Hands;
+use membership::Membership;
+pub use owner::{After, Bodiless, Deed, Errand, Life, Owner, Seen, Sending, Ticket, Wake};
+pub use target::Target;
 
 #[derive(Clone, Debug)]
 pub struct Options {
-    pub in_flight_max: usize,
-    /// For every endpoint.
-    pub retry: RetryPolicy,
-    pub timeout: Duration,
+    pub limits: Limits,
+    /// What applies where neither tenant nor endpoint says anything. The store has to be told the same.
+    pub policies: Policies,
+    pub timeouts: TimeoutRules,
+    pub health: HealthPolicy,
+    /// Payloads that are kept between their commit and their turn.
+    pub cached_body_bytes_max: usize,
+    /// Payloads on their way.
+    pub in_flight_body_bytes_max: usize,
+    /// Endpoints whose configuration is kept although nothing is to be sent there.
+    pub endpoints_known_max: usize,
+    pub test_send_pause: Duration,
+    pub housekeeping: Housekeeping,
+    /// Replayed deliveries of one endpoint that wait at once.
+    pub replays_at_once_max: usize,
 }
 
 impl Default for Options {
     fn default() -> Options {
-        Options { in_flight_max: 256, retry: RetryPolicy::default(), timeout: TimeoutRules::default().default }
+        Options {
+            limits: Limits::default(),
+            policies: Policies::default(),
+            timeouts: TimeoutRules::default(),
+            health: HealthPolicy::default(),
+            cached_body_bytes_max: 32 * 1024 * 1024,
+            in_flight_body_bytes_max: 32 * 1024 * 1024,
+            endpoints_known_max: 100_000,
+            test_send_pause: Duration::from_secs(5),
+            housekeeping: Housekeeping::default(),
+            replays_at_once_max: 100,
+        }
     }
 }
 
-/// How long to leave a store alone that has just failed.
-const STORE_PAUSE: Duration = Duration::from_secs(1);
-/// News can be lost; after this long the store is asked anyway.
-const LOOK_AGAIN: Duration = Duration::from_secs(2);
-/// How long after the last timeout a stop waits for records.
-const RECORD_GRACE: Duration = Duration::from_secs(5);
-/// How many endpoints are looked at in one go.
-const ENDPOINTS_MAX: usize = 10_000;
-
-/// Everything that can wake the loop.
-enum Wake {
-    /// There are new deliveries.
-    News,
-    /// Something may be due.
-    Time,
-    /// An attempt has been recorded, or could not be.
-    Ended(Id),
-    Stop,
+impl Options {
+    /// For how long a request that was begun may still be answered and recorded.
+    pub fn request_max(&self) -> Duration {
+        REQUEST_MAX.max(self.timeouts.max) + STOP_GRACE
+    }
 }
 
-/// What a look at the store needs.
-struct Engine {
-    store: Arc<dyn Store>,
-    client: Client,
-    options: Options,
-    epochs: BTreeMap<Partition, Epoch>,
-    attempts: JoinSet<()>,
-    in_flight: HashMap<DeliveryId, Id>,
-}
+/// How many wakes are taken in before anything is done about them.
+const WAKES_AT_ONCE_MAX: usize = 512;
+/// What the loop sleeps at most.
+const IDLE: Duration = Duration::from_secs(1);
+/// How old what others see of a lane may be.
+const SHOWN_EVERY: Duration = Duration::from_millis(200);
+/// The same where it is written into a database for other nodes.
+const SHOWN_TO_OTHERS_EVERY: Duration = Duration::from_secs(1);
+const COUNTED_EVERY: Duration = Duration::from_secs(10);
+/// How long after the last request's timeout a stop waits for records.
+const STOP_GRACE: Duration = Duration::from_secs(5);
+/// A request lasts at most so long: the longest timeout that can be pinned, and what the sender takes to notice.
+const REQUEST_MAX: Duration = Duration::from_secs(61);
 
-/// Delivers what is due until `stop`, then lets what is in flight finish.
+/// Delivers until `stop`, then lets what is in flight finish.
 pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: impl Future<Output = ()>) {
-    let mut feed = store.feed();
-    let mut engine =
-        Engine { store, client, options, epochs: BTreeMap::new(), attempts: JoinSet::new(), in_flight: HashMap::new() };
+    let (inbox, mut wakes) = mpsc::unbounded_channel();
+    let membership = Arc::new(Membership::new(Arc::clone(&store), inbox.clone()));
+    let hands = Hands::new(Arc::clone(&store), client, Arc::clone(&membership), inbox.clone());
+    let mut background = JoinSet::new();
+    background.spawn(Arc::clone(&membership).keep());
+    background.spawn(housekeeping::sweep(Arc::clone(&store), inbox.clone()));
+    background.spawn(housekeeping::watch_configuration(Arc::clone(&store), inbox.clone()));
+    background.spawn(housekeeping::keep(Arc::clone(&store), options.clone(), Arc::clone(&membership), inbox));
+
+    let request_max = options.request_max();
+    let mut owner = Owner::new(store.now(), options);
+    let mut feed = Some(store.feed());
+    let mut frontier: Seq = 0;
+    let mut shown = interval(if store.is_shared() { SHOWN_TO_OTHERS_EVERY } else { SHOWN_EVERY });
+    shown.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut counted = interval(COUNTED_EVERY);
+    counted.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut stop = std::pin::pin!(stop);
+    let mut deadline: Option<Instant> = None;
+    let mut batch: Vec<Wake> = Vec::with_capacity(WAKES_AT_ONCE_MAX);
     loop {
-        let look_again = tokio::select! {
-            biased;
-            // Also in the middle of a look: nothing new is started from here on.
-            () = &mut stop => break,
-            looked = engine.start_what_is_due() => looked.unwrap_or_else(|error| {
-                tracing::error!(%error, "the store does not say what is due");
-                STORE_PAUSE
-            }),
-        };
-        let wake = tokio::select! {
-            biased;
-            () = &mut stop => Wake::Stop,
-            Some(ended) = engine.attempts.join_next_with_id() => Wake::Ended(task_of(ended)),
-            Some(_) = feed.next() => Wake::News,
-            () = tokio::time::sleep(look_again) => Wake::Time,
-        };
-        match wake {
-            Wake::News | Wake::Time => {}
-            Wake::Ended(task) => engine.in_flight.retain(|_, running| *running != task),
-            Wake::Stop => break,
+        let rest = owner.wake_at().map_or(IDLE, |at| at.since(store.now()).min(IDLE));
+        tokio::select! {
+            () = &mut stop, if deadline.is_none() => {
+                owner.stop();
+                deadline = Some(Instant::now() + request_max);
+            }
+            () = wait_until(deadline) => {
+                tracing::error!(unfinished = owner.unfinished(), "stopped although some attempts could not be recorded");
+                break;
+            }
+            _ = wakes.recv_many(&mut batch, WAKES_AT_ONCE_MAX) => {}
+            news = next_of(&mut feed) => match news {
+                Some(rows) => batch.push(Wake::Fed(rows)),
+                None => feed = None,
+            },
+            _ = shown.tick() => owner.show(store.now()),
+            _ = counted.tick() => owner.count(),
+            () = sleep(rest) => {}
+        }
+        if let Some(feed) = &feed {
+            if feed.has_overflowed() {
+                hands.sweep(frontier);
+            } else {
+                frontier = batch.iter().map(highest).max().map_or(frontier, |highest| highest.max(frontier));
+            }
+        }
+        membership.tick();
+        let now = store.now();
+        for wake in batch.drain(..) {
+            owner.wake(now, wake);
+        }
+        for deed in owner.next_deeds(now) {
+            hands.perform(deed);
+        }
+        if deadline.is_some() && owner.is_at_rest() {
+            break;
         }
     }
-    // An attempt ends by its timeout. A record that the store does not take by then is lost, and its delivery is tried
-    // again after the next start.
-    let all_ended = async { while engine.attempts.join_next().await.is_some() {} };
-    if tokio::time::timeout(engine.options.timeout + RECORD_GRACE, all_ended).await.is_err() {
-        tracing::error!("stopped although some attempts could not be recorded");
+    background.shutdown().await;
+    hands.leave(&mut owner).await;
+}
+
+async fn next_of(feed: &mut Option<posthaste_store::Feed>) -> Option<Vec<Fed>> {
+    match feed {
+        Some(feed) => feed.next().await,
+        None => std::future::pending().await,
     }
 }
 
-/// An attempt that panicked is over, too; its delivery is still due.
-fn task_of(ended: Result<(Id, ()), JoinError>) -> Id {
-    ended.map_or_else(
-        |error| {
-            tracing::error!(%error, "an attempt panicked");
-            error.id()
-        },
-        |(task, ())| task,
-    )
+async fn wait_until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
 }
 
-impl Engine {
-    /// Answers how long nothing further can be due.
-    async fn start_what_is_due(&mut self) -> Result<Duration, Error> {
-        if self.epochs.is_empty() {
-            let node = NodeId(rand::random());
-            self.store.join(node).await?;
-            if let Ok(claimed) = self.store.claim(node, usize::MAX).await? {
-                self.epochs = claimed.partitions.into_iter().collect();
-            }
-        }
-        let mut next: Option<Timestamp> = None;
-        for endpoint in self.store.work(None, ENDPOINTS_MAX).await? {
-            let Some(stored) = self.store.endpoint(endpoint).await? else { continue };
-            let now = self.store.now();
-            if stored.endpoint.status.at(now) != Status::Active {
-                continue;
-            }
-            let stored = Arc::new(stored);
-            let mut due = Vec::new();
-            for entry in self.waiting_at(endpoint).await? {
-                if now < entry.due {
-                    next = Some(next.map_or(entry.due, |next| next.min(entry.due)));
-                } else if !self.in_flight.contains_key(&entry.delivery) {
-                    due.push(entry);
-                }
-            }
-            due.truncate(self.options.in_flight_max.saturating_sub(self.in_flight.len()));
-            self.start(&stored, due).await?;
-        }
-        Ok(next.map_or(LOOK_AGAIN, |next| next.since(self.store.now()).min(LOOK_AGAIN)))
-    }
-
-    /// The beginning of each of a lane's queues. What is in flight is still there by the book, so there is room for it.
-    async fn waiting_at(&self, endpoint: EndpointId) -> Result<Vec<Entry>, Error> {
-        let mut waiting = Vec::new();
-        let queues = Class::ALL.into_iter().flat_map(|class| [Want::Fresh(class), Want::Later(class)]);
-        for want in queues.chain([Want::Heads { after: None }]) {
-            waiting.extend(self.store.window(endpoint, want, self.options.in_flight_max).await?.rows);
-        }
-        Ok(waiting)
-    }
-
-    async fn start(&mut self, endpoint: &Arc<StoredEndpoint>, due: Vec<Entry>) -> Result<(), Error> {
-        let epoch = self.epochs.get(&endpoint.partition).copied().unwrap_or(0);
-        let bodies = self.store.bodies(due.iter().map(|entry| entry.seq).collect()).await?;
-        for body in bodies {
-            let Some(entry) = due.iter().find(|entry| entry.seq == body.seq) else { continue };
-            match body.event {
-                Ok(event) => {
-                    let due = Due { entry: entry.clone(), event, endpoint: Arc::clone(endpoint), epoch };
-                    let attempt = attempt::attempt(Arc::clone(&self.store), self.client.clone(), self.options.clone(), due);
-                    self.in_flight.insert(entry.delivery, self.attempts.spawn(attempt).id());
-                }
-                Err(error) => {
-                    tracing::error!(delivery = %entry.delivery, %error, "a stored delivery is damaged");
-                    let state = State::Dead { at: self.store.now(), reason: DeadReason::Corrupt };
-                    let record = Record {
-                        partition: endpoint.partition,
-                        epoch,
-                        endpoint: endpoint.endpoint.id,
-                        recorded: Recorded::Moved { seq: entry.seq, state, audit: None },
-                        lane: None,
-                        disables_endpoint: false,
-                    };
-                    self.store.record(vec![record]).await?;
-                }
-            }
-        }
-        Ok(())
+/// The last row that this tells of, if it tells of rows.
+fn highest(wake: &Wake) -> Seq {
+    match wake {
+        Wake::Fed(rows) => rows.iter().map(|row| row.entry.seq).max().unwrap_or(0),
+        Wake::Owns(_)
+        | Wake::LeaseEnded
+        | Wake::GiveUp(_)
+        | Wake::RecordedElsewhere { .. }
+        | Wake::Work(_)
+        | Wake::TakenUp { .. }
+        | Wake::Read { .. }
+        | Wake::Bodies { .. }
+        | Wake::Answered { .. }
+        | Wake::Recorded { .. }
+        | Wake::ConfigurationMoved
+        | Wake::Versions { .. }
+        | Wake::Restamped { .. }
+        | Wake::Overdue(_)
+        | Wake::Asked(_)
+        | Wake::LookedUp { .. }
+        | Wake::Seen { .. }
+        | Wake::NotCounted(_) => 0,
     }
 }

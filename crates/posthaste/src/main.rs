@@ -1,13 +1,21 @@
 //! The binary: settings, wiring, commands.
 
+mod accept;
+mod bench;
 mod demo;
-mod receiver;
+mod descriptors;
+mod keys;
+mod log;
 mod scratch;
+mod serve;
+mod settings;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
+
+use log::Logs;
+use settings::{Flags, LogFormat, Settings};
 
 /// Webhook delivery that never loses an event.
 #[derive(Parser)]
@@ -19,20 +27,60 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Publish an event to a built-in receiver and watch it arrive, signed and verified
-    Demo,
+    /// Run the server
+    ///
+    /// Every setting can be given as a flag, as a variable of the environment, or in posthaste.toml; a flag wins over a
+    /// variable, and that over the file.
+    Serve(Box<Flags>),
+    /// A server with built-in receivers and sample traffic: watch webhooks arrive, and see what waits and why
+    Demo(demo::Demo),
+    /// Measure it on this machine, beside what the machine can do without it
+    Bench(bench::Bench),
 }
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    // Quiet unless asked: POSTHASTE_LOG=info shows a line for every attempt.
-    let filter =
-        EnvFilter::builder().with_env_var("POSTHASTE_LOG").with_default_directive(tracing::Level::ERROR.into()).from_env_lossy();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
-    let result = match arguments.command {
-        Command::Demo => demo::run().await,
+fn main() -> ExitCode {
+    match Arguments::parse().command {
+        Command::Serve(flags) => serve(&flags),
+        Command::Demo(demo) => {
+            log_quietly();
+            ended(runtime().and_then(|runtime| runtime.block_on(demo::run(&demo))))
+        }
+        Command::Bench(bench) => {
+            log_quietly();
+            ended(bench::run(&bench))
+        }
+    }
+}
+
+fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
+    Ok(tokio::runtime::Builder::new_multi_thread().enable_all().build()?)
+}
+
+/// Unless asked: `POSTHASTE_LOG=info` shows a line for every attempt.
+fn log_quietly() {
+    Logs::start(&settings::log_levels_of_commands(), LogFormat::Human);
+}
+
+fn serve(flags: &Flags) -> ExitCode {
+    let settings = match Settings::load(flags) {
+        Ok(settings) => settings,
+        Err(mistakes) => {
+            eprintln!("{mistakes}");
+            // As after a flag that there is not.
+            return ExitCode::from(2);
+        }
     };
+    if flags.print_config {
+        print!("{}", settings::printed(flags));
+        return ExitCode::SUCCESS;
+    }
+    let logs = Logs::start(&settings.log, settings.log_format);
+    let result = runtime().and_then(|runtime| runtime.block_on(serve::run(settings, &logs)));
+    logs.flush();
+    ended(result)
+}
+
+fn ended(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

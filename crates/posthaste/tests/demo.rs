@@ -9,10 +9,20 @@ fn the_demo_ends_with_a_delivered_and_verified_webhook_and_leaves_nothing_behind
     // A temporary directory of its own, so that whatever is left behind is seen.
     let temporary = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("demo-{}", std::process::id()));
     std::fs::create_dir_all(&temporary).unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_posthaste")).arg("demo").env("TMPDIR", &temporary).output().unwrap();
+    let output =
+        Command::new(env!("CARGO_BIN_EXE_posthaste")).args(["demo", "--seconds", "3"]).env("TMPDIR", &temporary).output().unwrap();
     let shown = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{shown}\n{}", String::from_utf8_lossy(&output.stderr));
-    for line in ["1 endpoint", "2 published", "3 arrived", "webhook-signature: v1,", "4 verified", "is delivered after 1 attempt"] {
+    for line in [
+        "1 endpoint",
+        "2 published",
+        "3 arrived",
+        "webhook-signature: v1,",
+        "4 verified",
+        "is delivered after 1 attempt",
+        "quiet_hours, until",
+        "flaky",
+    ] {
         assert!(shown.contains(line), "{line} is missing:\n{shown}");
     }
     assert_eq!(std::fs::read_dir(&temporary).unwrap().count(), 0, "the demo cleans up");

@@ -108,9 +108,9 @@ impl Pool {
         Visit { pool: Arc::clone(self), key, slots, slot: None }
     }
 
-    /// How many unused connections there are.
+    /// How many unused connections there are that have not been closed by the other side.
     pub(crate) fn idle_connections(&self) -> usize {
-        self.kept.lock().idle.len()
+        self.kept.lock().idle.values().filter(|idle| !idle.connection.is_closed()).count()
     }
 
     fn is_permitted(&self, facts: &Facts) -> bool {

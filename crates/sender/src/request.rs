@@ -206,6 +206,7 @@ mod tests {
     use posthaste_core::id::{EventId, TenantId};
     use posthaste_core::text::Labels;
     use posthaste_signing::{Received, TOLERANCE};
+    use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
     use std::fmt::Write;
 
     const SECRET: &str = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw";
@@ -279,7 +280,22 @@ mod tests {
     fn the_hex_style_uses_the_names_that_were_chosen() {
         let header_names = HeaderNames::new("X-Id", "X-Delivery", "X-Time", "X-Sig").unwrap();
         let hex = Signing::TimestampHex { prefix: HexPrefix::Sha256, header_names };
-        check(request(&hex, &[SECRET, "an-old-secret-of-theirs"], PayloadFormat::Data, &[]), &expect![[""]]);
+        check(
+            request(&hex, &[SECRET, "an-old-secret-of-theirs"], PayloadFormat::Data, &[]),
+            &expect![[r#"
+            POST https://example.com:8443/hooks?x=1
+            host: example.com:8443
+            content-type: application/json
+            user-agent: Posthaste/0.1.0
+            webhook-id: evt_1
+            posthaste-delivery: dlv_00000000000000000000000007
+            posthaste-attempt: 3
+            x-id: evt_1
+            x-delivery: dlv_00000000000000000000000007
+            x-time: 1800000000
+            x-sig: sha256=2b4a4b3f59cb9f2833da85192271193528fdc210ff9c47a2374fb28f2ad2a884,sha256=ec5699e22c13cca2f10f565a6dea1cf8d94007196fcb314e404aa895928201cb
+            { "b":1.00, "a" : 12345678901234567890123 }"#]],
+        );
     }
 
     #[test]
@@ -350,5 +366,16 @@ mod tests {
         assert!(Signer::new(&Signing::Standard, ["whsk_AAAA"]).is_err());
         let signer = Signer::new(&Signing::Standard, [SECRET]).unwrap();
         assert_eq!(format!("{signer:?}"), "Standard(1 keys)");
+    }
+
+    proptest! {
+        #[test]
+        fn every_url_that_may_be_sent_to_can_be_sent(host in "[a-zé]{1,8}\\.[a-z]{2,4}", rest in "([/?][!-~é]{0,20}){0,3}") {
+            let text = format!("https://{host}{rest}");
+            let Ok(destination) = Destination::parse(&text) else { return Ok(()) };
+            let uri = url(&text);
+            prop_assert!(uri.is_ok(), "{}", text);
+            prop_assert_eq!(Destination::parse(&uri.unwrap().to_string()), Ok(destination));
+        }
     }
 }

@@ -35,6 +35,8 @@ pub fn partition_of(tenant: &TenantId) -> Partition {
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Claimed {
     pub partitions: Vec<(Partition, Epoch)>,
+    /// Those that their last owner gave up of its own will: what it has written about their lanes is all there is to know.
+    pub handed_over: Vec<Partition>,
     pub leave_alone: Vec<LeaveAlone>,
 }
 

@@ -16,6 +16,8 @@ use crate::{AttemptRecord, Audit, Error, Partition};
 
 /// How long an owner has. A person waits for the answer.
 pub const COMMAND_MAX: Duration = Duration::from_secs(5);
+/// The longest that an answer can take: a test is answered when its request has ended, which takes a minute at most.
+pub(crate) const ANSWER_MAX: Duration = Duration::from_secs(65);
 /// How many may wait for an owner. It answers each at once, so that more are a sign of trouble.
 pub(crate) const COMMANDS_MAX: usize = 256;
 
@@ -42,6 +44,16 @@ pub enum Command {
         endpoint: EndpointId,
         event: Arc<Event>,
     },
+}
+
+impl Command {
+    /// How long its owner has.
+    pub(crate) fn wait_max(&self) -> Duration {
+        match self {
+            Command::CancelDelivery { .. } | Command::CancelEvent { .. } | Command::SendNow { .. } => COMMAND_MAX,
+            Command::Test { .. } => ANSWER_MAX,
+        }
+    }
 }
 
 /// What came of it.
@@ -100,7 +112,7 @@ impl Commander {
 
     /// Asks whoever listens, and waits for the answer.
     pub(crate) async fn ask(&self, partition: Partition, command: Command) -> Result<Commanded, Error> {
-        self.ask_for(COMMAND_MAX, partition, command).await
+        self.ask_for(command.wait_max(), partition, command).await
     }
 
     async fn ask_for(&self, wait_max: Duration, partition: Partition, command: Command) -> Result<Commanded, Error> {

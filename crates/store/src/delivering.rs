@@ -10,7 +10,16 @@ use posthaste_core::scheduler::{Entry, LaneMemory, Seq};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Adaptive;
 
-use crate::{Audit, Epoch, Error, Partition};
+use crate::{Audit, Epoch, Error, Partition, StoredEndpoint, StoredTenant};
+
+/// Everything that an owner has to know about an endpoint before it can send there.
+#[derive(Clone, PartialEq, Debug)]
+pub struct TakenUp {
+    pub endpoint: StoredEndpoint,
+    /// `None` for one that was deleted.
+    pub tenant: Option<StoredTenant>,
+    pub lane: Option<LaneState>,
+}
 
 /// The first rows of a queue, in its order.
 #[derive(Clone, PartialEq, Debug)]

@@ -45,7 +45,7 @@ pub use configuration::{
     StoredSecret, StoredTenant,
 };
 pub use delivering::{
-    AttemptRecord, Body, BodyError, LaneShown, LaneState, Record, Recorded, RecordedAs, Swept, Timings, WindowRows,
+    AttemptRecord, Body, BodyError, LaneShown, LaneState, Record, Recorded, RecordedAs, Swept, TakenUp, Timings, WindowRows,
 };
 pub use feed::{Fed, Feed};
 pub use history::{Cursor, DeliveryQuery, DeliveryRow, EventQuery, EventRow, Page, StatusFilter};
@@ -69,6 +69,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn now(&self) -> Timestamp;
     /// What the wall clock shows, for signatures: it may jump.
     fn wall_clock(&self) -> Timestamp;
+    /// Whether other processes may write here too. Where not, nobody can take over, and all news is our own.
+    fn is_shared(&self) -> bool;
     /// The raw material of a new id.
     fn unique(&self) -> Unique;
 
@@ -81,6 +83,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn configuration_number(&self) -> Answer<'_, u64>;
     /// Deleted ones too, for their history.
     fn endpoint(&self, id: EndpointId) -> Answer<'_, Option<StoredEndpoint>>;
+    /// Raised with every change of a tenant or of one of its endpoints; in the order asked, zero for one that is not there.
+    fn tenant_versions(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<u64>>;
     /// Newest first; without the deleted ones.
     fn endpoints(&self, query: EndpointQuery) -> Answer<'_, Vec<StoredEndpoint>>;
     fn tenant(&self, id: TenantId) -> Answer<'_, Option<StoredTenant>>;
@@ -111,6 +115,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn work(&self, after: Option<EndpointId>, limit: usize) -> Answer<'_, Vec<EndpointId>>;
     /// Endpoints that were given something since `after`, and the last row there is.
     fn sweep(&self, after: Seq) -> Answer<'_, Swept>;
+    /// What an owner has to know about these endpoints; in any order, deleted ones too, without those that never were.
+    fn take_up(&self, endpoints: Vec<EndpointId>) -> Answer<'_, Vec<TakenUp>>;
     /// The next rows of one of a lane's queues.
     fn window(&self, endpoint: EndpointId, want: Want, limit: usize) -> Answer<'_, WindowRows>;
     /// What these deliveries carry; in the order asked, without those that are gone.
@@ -125,7 +131,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Answers where to go on.
     fn restamp(&self, endpoint: EndpointId, after: Seq, limit: usize) -> Answer<'_, Option<Seq>>;
 
-    /// Asks the owner of a partition to do something, and waits at most [`COMMAND_MAX`] for its answer; then nothing was done
+    /// Asks the owner of a partition to do something, and waits at most [`COMMAND_MAX`] for its answer (a test as long as its request takes); then nothing was done
     /// (`Unavailable`), or it was taken and whether it was done is not known (`Unknown`).
     fn command(&self, partition: Partition, command: Command) -> Answer<'_, Commanded>;
     /// What this node is asked to do, as owner of its partitions. Whoever listens last is the one who is asked.

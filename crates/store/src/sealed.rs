@@ -29,6 +29,8 @@ const VERSION: u8 = 1;
 /// Keeps the digest that names a key from being of use anywhere else.
 const KEY_ID_LABEL: &[u8] = b"posthaste master key id, version 1\0";
 
+const DERIVED_LABEL: &[u8] = b"posthaste derived key, version 1\0";
+
 /// Seals everything; whoever has it and the database has every secret. It is not shown, and wiped when it goes.
 #[derive(Clone)]
 pub struct MasterKey {
@@ -70,6 +72,12 @@ impl MasterKey {
     /// For writing it where the operator keeps it. Nothing else should ask.
     pub fn reveal_base64(&self) -> Zeroizing<String> {
         Zeroizing::new(STANDARD.encode(*self.bytes))
+    }
+
+    /// A key for another purpose, that says nothing about this one. The same on every node, and after a restart.
+    pub fn derive(&self, purpose: &str) -> [u8; KEY_BYTES] {
+        let digest = Sha256::new().chain_update(DERIVED_LABEL).chain_update(purpose).chain_update([0]).chain_update(*self.bytes);
+        digest.finalize().into()
     }
 
     fn cipher(&self) -> XChaCha20Poly1305 {

@@ -54,7 +54,7 @@ impl Counts {
         Ok(Counts { attempts, successes, timeouts, delivered, dead, retried })
     }
 
-    fn add(&mut self, other: Counts) {
+    pub fn add(&mut self, other: Counts) {
         self.attempts = self.attempts.saturating_add(other.attempts);
         self.successes = self.successes.saturating_add(other.successes);
         self.timeouts = self.timeouts.saturating_add(other.timeouts);

@@ -37,11 +37,8 @@ pub enum NameRule {
     Label,
 }
 
-/// `written` is the host as it came, `name` what it means: in ASCII and lower case, without a dot at its end.
-pub(super) fn check(written: &str, name: &str) -> Result<(), NameRule> {
-    if written.chars().any(is_invisible) {
-        return Err(NameRule::Invisible);
-    }
+/// Of a name in ASCII and lower case, without a dot at its end.
+pub(super) fn check(name: &str) -> Result<(), NameRule> {
     let is_label = |label: &str| {
         (1..=LABEL_BYTES_MAX).contains(&label.len())
             && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
@@ -59,7 +56,7 @@ pub(super) fn check(written: &str, name: &str) -> Result<(), NameRule> {
 }
 
 /// Unicode's default-ignorable characters. What the name means leaves them out, so nobody would see that they were there.
-fn is_invisible(character: char) -> bool {
+pub(super) fn is_invisible(character: char) -> bool {
     matches!(character,
         '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
         | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}'

@@ -418,6 +418,19 @@ impl Scheduler {
         self.lane_numbers.get(&endpoint).is_some_and(|number| self.lane(*number).has_in_flight(delivery))
     }
 
+    /// What was handed out and is not yet recorded.
+    pub fn in_flight_entry(&self, endpoint: EndpointId, delivery: DeliveryId) -> Option<&Entry> {
+        let number = self.lane_numbers.get(&endpoint)?;
+        self.lane(*number).flights.get(delivery).map(|flight| &*flight.entry)
+    }
+
+    /// The deliveries of a lane that are on their way, or answered and not yet recorded.
+    pub fn deliveries_in_flight(&self, endpoint: EndpointId) -> Vec<DeliveryId> {
+        let Some(number) = self.lane_numbers.get(&endpoint) else { return Vec::new() };
+        let lane = self.lane(*number);
+        lane.flights.iter().map(|(delivery, _)| delivery).chain(lane.elsewhere.keys().copied()).collect()
+    }
+
     /// Gives an endpoint to another owner. Nothing of it is begun here any more; what is in flight is finished and
     /// recorded here as ever, and the new owner is told to [leave it alone](Scheduler::leave_alone) until then.
     pub fn leave(&mut self, endpoint: EndpointId) -> Option<HandOver> {

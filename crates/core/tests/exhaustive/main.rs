@@ -6,6 +6,7 @@
 
 mod back_off;
 mod bucket;
+mod destination;
 mod filter;
 mod quiet_hours;
 

@@ -94,6 +94,8 @@ async fn claim(connection: &Connection, node: &Vec<u8>, share: usize) -> Result<
     }
     Ok(Ok(Claimed {
         partitions: partitions.iter().map(owned).collect::<Result<_, _>>()?,
+        // A partition without an owner may also be a dead one's that others had no room for: not trusted.
+        handed_over: vec![],
         leave_alone: leave_alone.iter().map(left_alone).collect::<Result<_, _>>()?,
     }))
 }

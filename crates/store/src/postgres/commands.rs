@@ -15,6 +15,7 @@ use super::connection::Use;
 use super::row::{self, storable};
 use super::{Database, cluster};
 use crate::columns::{corrupt, limit, millis};
+use crate::commands::ANSWER_MAX;
 use crate::commands::{COMMANDS_MAX, Queued, channel, question};
 use crate::{COMMAND_MAX, Command, Commanded, Commands, Error, LaneShown, NodeId, Partition, command_document, document};
 
@@ -27,7 +28,7 @@ impl Database {
     pub(super) async fn command(&self, partition: Partition, command: Command) -> Result<Commanded, Error> {
         let id = rand::random::<CommandId>();
         self.news.wanted();
-        let deadline = Instant::now() + COMMAND_MAX;
+        let deadline = Instant::now() + command.wait_max();
         let document = storable(&command_document::command(&command)).into_owned();
         let (document, owner) = (&document, &i16::try_from(partition).map_err(corrupt("partition"))?);
         let asked = self.run(Use::Verb, |connection| async move {
@@ -163,7 +164,7 @@ impl Database {
 
 /// Waits for an owner's answer, and writes it where the asker looks.
 async fn answer(database: Weak<Database>, id: CommandId, answered: oneshot::Receiver<Commanded>) {
-    let Ok(commanded) = timeout(COMMAND_MAX, answered).await else { return };
+    let Ok(commanded) = timeout(ANSWER_MAX, answered).await else { return };
     let document = commanded.map_or_else(|_| command_document::dropped(), |commanded| command_document::commanded(&commanded));
     let Some(database) = database.upgrade() else { return };
     let document = &storable(&document);

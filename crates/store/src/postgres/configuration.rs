@@ -1,5 +1,7 @@
 //! What people have said: endpoints, tenants, event types, keys, and who said so.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use posthaste_core::catalogue;
 use posthaste_core::endpoint::{Endpoint, Headers};
 use posthaste_core::event::EventType;
@@ -15,8 +17,8 @@ use crate::columns::{limit, lines, millis, scopes, signed, status, status_column
 use crate::document::{self, EndpointColumns};
 use crate::secrets;
 use crate::{
-    Audit, AuditRow, Change, Configured, EndpointQuery, Error, Key, KeyHash, Keyring, NewEndpoint, Refusal, StoredEndpoint,
-    StoredSecret, StoredTenant, partition_of,
+    Audit, AuditRow, Change, Configured, EndpointQuery, Error, Key, KeyHash, Keyring, LaneState, NewEndpoint, Refusal,
+    StoredEndpoint, StoredSecret, StoredTenant, TakenUp, partition_of,
 };
 
 /// Whoever holds it may change what people have said: `words` in ASCII. Changes are rare, and one after the other they are as
@@ -68,6 +70,32 @@ impl Database {
                 None => connection.query(SELECT_ENDPOINTS_OF_ALL, &[&uid, &before, &limit(query.limit)]).await?,
             };
             Ok(rows.iter().map(|row| endpoint(row, &self.options.keyring)).collect::<Result<_, _>>()?)
+        })
+        .await
+    }
+
+    pub(super) async fn take_up(&self, endpoints: Vec<EndpointId>) -> Result<Vec<TakenUp>, Error> {
+        let ids = &endpoints.iter().map(|id| id.to_bytes().to_vec()).collect::<Vec<_>>();
+        self.read(|connection| async move {
+            let rows = connection.query(SELECT_ENDPOINTS_BY_ID, &[ids]).await?;
+            let mut lanes = BTreeMap::new();
+            for row in connection.query(SELECT_LANES, &[ids]).await? {
+                let id = EndpointId::from_bytes(row::bytes(&row, "endpoint")?);
+                let (memory, timeout) = document::read_lane(row::text(&row, "document")?)?;
+                lanes.insert(id, LaneState { memory, timeout });
+            }
+            let found = rows.iter().map(|row| endpoint(row, &self.options.keyring)).collect::<Result<Vec<_>, _>>()?;
+            let names: BTreeSet<&str> = found.iter().map(|stored| stored.endpoint.tenant.as_str()).collect();
+            let names: Vec<&str> = names.into_iter().collect();
+            let tenants = connection.query(SELECT_TENANTS_BY_ID, &[&names]).await?;
+            let tenants = tenants.iter().map(tenant_from_row).collect::<Result<Vec<_>, _>>()?;
+            let tenants: BTreeMap<_, _> = tenants.into_iter().map(|stored| (stored.tenant.id.clone(), stored)).collect();
+            let taken_up = |endpoint: StoredEndpoint| TakenUp {
+                tenant: tenants.get(&endpoint.endpoint.tenant).cloned(),
+                lane: lanes.remove(&endpoint.endpoint.id),
+                endpoint,
+            };
+            Ok(found.into_iter().map(taken_up).collect())
         })
         .await
     }
@@ -143,6 +171,9 @@ impl Database {
 
 const SELECT_NUMBER: &str = "SELECT value FROM counters WHERE name = 'configuration'";
 const SELECT_ENDPOINT: &str = "SELECT * FROM endpoints WHERE id = $1";
+const SELECT_ENDPOINTS_BY_ID: &str = "SELECT * FROM endpoints WHERE id = ANY($1)";
+const SELECT_TENANTS_BY_ID: &str = "SELECT * FROM tenants WHERE id = ANY($1) AND deleted_at_ms IS NULL";
+const SELECT_LANES: &str = "SELECT endpoint, document FROM lanes WHERE endpoint = ANY($1)";
 const SELECT_ENDPOINTS_OF_TENANT: &str =
     "SELECT * FROM endpoints WHERE tenant = $4 AND ($1::text IS NULL OR uid = $1) AND ($2::bytea IS NULL OR id < $2)
        AND deleted_at_ms IS NULL ORDER BY id DESC LIMIT $3";
@@ -179,7 +210,7 @@ async fn apply(
         Change::ReplaceEndpoint { endpoint, expected_version, secrets } => {
             replace_endpoint(connection, keyring, endpoint, *expected_version, secrets.as_deref(), now).await
         }
-        Change::ReplaceSecrets { endpoint, secrets } => replace_secrets(connection, keyring, *endpoint, secrets).await,
+        Change::ReplaceSecrets { endpoint, secrets } => replace_secrets(connection, keyring, *endpoint, secrets, now).await,
         Change::DeleteEndpoint { endpoint } => {
             let Some(stored) = load_endpoint(connection, keyring, *endpoint).await? else { return Ok(Err(Refusal::NotFound)) };
             connection.execute(DELETE_ENDPOINT, &[&endpoint.to_bytes().as_slice(), &now.as_millis()]).await?;
@@ -322,10 +353,13 @@ async fn replace_secrets(
     keyring: &Keyring,
     id: EndpointId,
     secrets: &[StoredSecret],
+    now: Timestamp,
 ) -> Result<Result<u64, Refusal>, Problem> {
     let Some(stored) = load_endpoint(connection, keyring, id).await? else { return Ok(Err(Refusal::NotFound)) };
     let sealed = secrets::seal(keyring, id, secrets, &stored.endpoint.headers);
     connection.execute(UPDATE_SECRETS, &[&id.to_bytes().as_slice(), &sealed]).await?;
+    // Whoever sends there has to hear of it.
+    touch_tenant(connection, &stored.endpoint.tenant, now).await?;
     Ok(Ok(stored.version + 1))
 }
 

@@ -230,7 +230,7 @@ mod verbs {
         Answer, AttemptRecord, Audit, AuditRow, Body, Change, Claimed, Command, Commanded, Commands, Configured, DeliveryQuery,
         DeliveryRow, EndpointQuery, EventQuery, EventRow, HandedOver, Housekeeping, Key, KeyHash, LaneShown, LaneState, Minute,
         NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record, RecordedAs, Refusal, ReplayFilter, ReplayRow,
-        StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredTenant, Swept, SweptAway, WindowRows,
+        StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredTenant, Swept, SweptAway, TakenUp, WindowRows,
     };
 
     impl Store for Postgres {
@@ -240,6 +240,10 @@ mod verbs {
 
         fn wall_clock(&self) -> Timestamp {
             Clock::wall()
+        }
+
+        fn is_shared(&self) -> bool {
+            true
         }
 
         fn unique(&self) -> Unique {
@@ -270,6 +274,7 @@ mod verbs {
             configure(change: Change, audit: Audit) -> Result<Configured, Refusal>;
             configuration_number() -> u64;
             endpoint(id: EndpointId) -> Option<StoredEndpoint>;
+            tenant_versions(tenants: Vec<TenantId>) -> Vec<u64>;
             endpoints(query: EndpointQuery) -> Vec<StoredEndpoint>;
             tenant(id: TenantId) -> Option<StoredTenant>;
             tenants(after: Option<TenantId>, limit: usize) -> Vec<StoredTenant>;
@@ -280,6 +285,7 @@ mod verbs {
             audit(tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> Vec<AuditRow>;
             work(after: Option<EndpointId>, limit: usize) -> Vec<EndpointId>;
             sweep(after: Seq) -> Swept;
+            take_up(endpoints: Vec<EndpointId>) -> Vec<TakenUp>;
             window(endpoint: EndpointId, want: Want, limit: usize) -> WindowRows;
             bodies(deliveries: Vec<Seq>) -> Vec<Body>;
             lane(endpoint: EndpointId) -> Option<LaneState>;

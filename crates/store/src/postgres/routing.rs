@@ -26,6 +26,12 @@ impl Database {
         Ok(routing)
     }
 
+    pub(super) async fn tenant_versions(&self, tenants: Vec<TenantId>) -> Result<Vec<u64>, Error> {
+        let names = &tenants.iter().map(TenantId::as_str).collect::<Vec<_>>();
+        let present = self.read(|connection| async move { versions(&connection, names).await }).await?;
+        Ok(present.into_iter().map(|versions| versions.tenant).collect())
+    }
+
     /// Loads anew what has changed of these, and leaves alone what has not.
     pub(super) async fn refresh_routings(&self, tenants: &BTreeSet<TenantId>) -> Result<(), Error> {
         let names = &tenants.iter().map(TenantId::as_str).collect::<Vec<_>>();

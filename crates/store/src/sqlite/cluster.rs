@@ -39,7 +39,18 @@ impl Sqlite {
                 })
             })
             .await?;
-        Ok(Ok(Claimed { partitions: (0..PARTITIONS).map(|partition| (partition, self.0.epoch)).collect(), leave_alone }))
+        // Said once: whoever dies from here on has not handed over.
+        let was_handed_over = self
+            .write(SMALL, |connection, _| {
+                let delete = "DELETE FROM counters WHERE name = 'handed_over'";
+                Ok(connection.prepare_cached(delete)?.execute([])? > 0)
+            })
+            .await?;
+        Ok(Ok(Claimed {
+            partitions: (0..PARTITIONS).map(|partition| (partition, self.0.epoch)).collect(),
+            handed_over: if was_handed_over { (0..PARTITIONS).collect() } else { vec![] },
+            leave_alone,
+        }))
     }
 
     pub(super) async fn hand_over(&self, node: NodeId, _: Vec<Partition>, in_flight: Vec<HandedOver>) -> Result<(), Error> {
@@ -47,12 +58,13 @@ impl Sqlite {
             return Ok(());
         }
         let epoch = self.0.epoch;
-        self.write(SMALL * in_flight.len(), move |connection, _| {
+        self.write(SMALL * (1 + in_flight.len()), move |connection, _| {
             let mut insert = connection
                 .prepare_cached("INSERT OR REPLACE INTO handed_over (delivery_seq, epoch, until_ms) VALUES (?1, ?2, ?3)")?;
             for HandedOver { seq, until } in &in_flight {
                 insert.execute(params![signed(*seq), signed(epoch), until.as_millis()])?;
             }
+            connection.prepare_cached("INSERT OR REPLACE INTO counters (name, value) VALUES ('handed_over', 1)")?.execute([])?;
             Ok(())
         })
         .await

@@ -9,13 +9,13 @@ use posthaste_core::time::Timestamp;
 use rusqlite::{Connection, Row, named_params, params};
 
 use super::writer::State;
-use super::{SMALL, Sqlite, row};
+use super::{SMALL, Sqlite, lanes, routing, row};
 use crate::columns::{limit, lines, millis, scopes, signed, status, status_columns, unsigned};
 use crate::document::{self, EndpointColumns};
 use crate::secrets;
 use crate::{
     Audit, AuditRow, Change, Configured, EndpointQuery, Error, Key, KeyHash, Keyring, NewEndpoint, Refusal, StoredEndpoint,
-    StoredSecret, StoredTenant, partition_of,
+    StoredSecret, StoredTenant, TakenUp, partition_of,
 };
 
 impl Sqlite {
@@ -68,6 +68,28 @@ impl Sqlite {
                 ":limit": limit(query.limit),
             })?;
             row::all(rows, |row| endpoint(row, &store.0.options.keyring))
+        })
+        .await
+    }
+
+    pub(super) async fn tenant_versions(&self, tenants: Vec<TenantId>) -> Result<Vec<u64>, Error> {
+        self.read(move |connection| tenants.iter().map(|tenant| routing::tenant_version(connection, tenant)).collect()).await
+    }
+
+    pub(super) async fn take_up(&self, endpoints: Vec<EndpointId>) -> Result<Vec<TakenUp>, Error> {
+        let store = self.clone();
+        self.read(move |connection| {
+            let mut found = Vec::with_capacity(endpoints.len());
+            for id in endpoints {
+                let mut select = connection.prepare_cached("SELECT * FROM endpoints WHERE id = ?1")?;
+                let Some(endpoint) = row::first(select.query([id.to_bytes()])?, |row| endpoint(row, &store.0.options.keyring))?
+                else {
+                    continue;
+                };
+                let tenant = tenant(connection, &endpoint.endpoint.tenant)?;
+                found.push(TakenUp { endpoint, tenant, lane: lanes::lane(connection, id)? });
+            }
+            Ok(found)
         })
         .await
     }
@@ -147,7 +169,7 @@ fn apply(connection: &Connection, keyring: &Keyring, change: &Change, now: Times
         Change::ReplaceEndpoint { endpoint, expected_version, secrets } => {
             replace_endpoint(connection, keyring, endpoint, *expected_version, secrets.as_deref(), now)
         }
-        Change::ReplaceSecrets { endpoint, secrets } => replace_secrets(connection, keyring, *endpoint, secrets),
+        Change::ReplaceSecrets { endpoint, secrets } => replace_secrets(connection, keyring, *endpoint, secrets, now),
         Change::DeleteEndpoint { endpoint } => {
             let Some(stored) = load_endpoint(connection, keyring, *endpoint)? else { return Ok(Err(Refusal::NotFound)) };
             connection
@@ -274,11 +296,14 @@ fn replace_secrets(
     keyring: &Keyring,
     id: EndpointId,
     secrets: &[StoredSecret],
+    now: Timestamp,
 ) -> Result<Result<u64, Refusal>, Error> {
     let Some(stored) = load_endpoint(connection, keyring, id)? else { return Ok(Err(Refusal::NotFound)) };
     connection
         .prepare_cached("UPDATE endpoints SET sealed = ?2, version = version + 1 WHERE id = ?1")?
         .execute(params![id.to_bytes(), secrets::seal(keyring, id, secrets, &stored.endpoint.headers)])?;
+    // Whoever sends there has to hear of it.
+    touch_tenant(connection, &stored.endpoint.tenant, now)?;
     Ok(Ok(stored.version + 1))
 }
 

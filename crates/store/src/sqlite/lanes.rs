@@ -107,20 +107,21 @@ impl Sqlite {
     }
 
     pub(super) async fn lane(&self, endpoint: EndpointId) -> Result<Option<LaneState>, Error> {
-        self.read(move |connection| {
-            let mut select = connection.prepare_cached("SELECT document FROM lanes WHERE endpoint = ?1")?;
-            row::first(select.query([endpoint.to_bytes()])?, |row| {
-                let (memory, timeout) = document::read_lane(row::text(row, "document")?)?;
-                Ok(LaneState { memory, timeout })
-            })
-        })
-        .await
+        self.read(move |connection| lane(connection, endpoint)).await
     }
 
     pub(super) async fn restamp(&self, endpoint: EndpointId, after: Seq, rows_max: usize) -> Result<Option<Seq>, Error> {
         let store = self.clone();
         self.write(SMALL, move |connection, _| restamp(&store, connection, endpoint, after, rows_max)).await
     }
+}
+
+pub(super) fn lane(connection: &Connection, endpoint: EndpointId) -> Result<Option<LaneState>, Error> {
+    let mut select = connection.prepare_cached("SELECT document FROM lanes WHERE endpoint = ?1")?;
+    row::first(select.query([endpoint.to_bytes()])?, |row| {
+        let (memory, timeout) = document::read_lane(row::text(row, "document")?)?;
+        Ok(LaneState { memory, timeout })
+    })
 }
 
 /// The three queues of a lane.

@@ -6,9 +6,10 @@ use posthaste_core::catalogue::{Contract, Entry};
 use posthaste_core::endpoint::{Endpoint, Headers, Metadata, PolicyOverrides, Signing, Status};
 use posthaste_core::event::EventType;
 use posthaste_core::id::{EndpointUid, KeyId};
+use posthaste_core::scheduler::LaneMemory;
 use posthaste_core::tenant::{Retention, Share, Tenant};
 use posthaste_core::text::Version;
-use posthaste_core::timeout::{Mode, Pinned};
+use posthaste_core::timeout::{Adaptive, Mode, Pinned};
 use posthaste_store::*;
 
 use crate::world::{World, later, tenant};
@@ -25,6 +26,7 @@ crate::conform! {
     keys_are_found_by_their_hash_until_they_end
     every_change_is_in_the_audit_log_and_raises_the_number
     what_is_not_there_is_refused_and_leaves_no_trace
+    an_owner_takes_endpoints_up_with_all_it_needs_and_hears_of_changes
 }
 
 async fn an_endpoint_is_kept_with_all_that_was_said_about_it(world: World) {
@@ -52,6 +54,33 @@ async fn an_endpoint_is_kept_with_all_that_was_said_about_it(world: World) {
     assert_eq!(world.configure(change).await.unwrap().version, 2);
     let stored = world.store.endpoint(endpoint.id).await.unwrap().unwrap();
     assert_eq!((stored.secrets, stored.endpoint.headers), (rotated, endpoint.headers));
+}
+
+async fn an_owner_takes_endpoints_up_with_all_it_needs_and_hears_of_changes(world: World) {
+    let (first, second) = (world.endpoint("acme").await, world.endpoint("globex").await);
+    let lane = LaneState { memory: LaneMemory::new(), timeout: Adaptive::default() };
+    let record = Record {
+        partition: partition_of(&first.tenant),
+        epoch: world.epoch,
+        endpoint: first.id,
+        recorded: Recorded::Nothing,
+        lane: Some(lane.clone()),
+        disables_endpoint: false,
+    };
+    assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordedAs::Done]);
+    world.configure(Change::DeleteEndpoint { endpoint: second.id }).await.unwrap();
+    let unknown = world.new_endpoint("acme").id;
+    let mut taken_up = world.store.take_up(vec![second.id, unknown, first.id]).await.unwrap();
+    taken_up.sort_by_key(|taken_up| taken_up.endpoint.endpoint.id);
+    let [one, other] = taken_up.try_into().unwrap();
+    assert_eq!((&one.endpoint.endpoint, one.lane), (&first, Some(lane)));
+    assert_eq!(one.tenant.map(|stored| stored.tenant.id), Some(first.tenant.clone()));
+    assert_eq!((other.endpoint.endpoint.id, other.endpoint.deleted_at.is_some(), other.lane), (second.id, true, None));
+    let versions = || async { world.store.tenant_versions(vec![tenant("acme"), tenant("nobody")]).await.unwrap() };
+    let before = versions().await;
+    assert_eq!(before[1], 0, "one that is not there");
+    world.configure(Change::ReplaceSecrets { endpoint: first.id, secrets: vec![] }).await.unwrap();
+    assert!(before[0] < versions().await[0], "whoever sends there has to hear of a new secret");
 }
 
 async fn endpoints_are_listed_newest_first_in_pages(world: World) {

@@ -1,0 +1,109 @@
+//! Kills the server again and again while it works, and asks in the end what has become of everything.
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::draw::Draw;
+use crate::evidence::{Evidence, Hit, Moment, Outcome};
+use crate::receiver::Mood;
+use crate::verdict::{Verdict, judge};
+use crate::world::World;
+
+/// F1: killed so long after its start, or after it was ready.
+const LIFE_MS: (u64, u64) = (5, 500);
+/// How often one of the endpoints is paused, for half as long, in cycles.
+const PAUSE_EVERY: u32 = 16;
+/// How often a new endpoint comes along, in cycles.
+const NEW_ENDPOINT_EVERY: u32 = 10;
+
+#[derive(Clone, Debug)]
+pub struct Course {
+    pub seed: u64,
+    pub cycles: u32,
+    /// Events in a second.
+    pub rate: u64,
+}
+
+#[derive(Debug)]
+pub struct Report {
+    pub verdicts: Vec<Verdict>,
+    pub evidence: Evidence,
+    pub slowest_restart: Duration,
+    pub owed: usize,
+}
+
+impl Report {
+    pub fn is_broken(&self) -> bool {
+        self.owed > 0 || self.verdicts.iter().any(Verdict::is_broken)
+    }
+
+    /// In one line.
+    pub fn numbers(&self) -> String {
+        let publishes = &self.evidence.publishes;
+        let count = |is: fn(&Outcome) -> bool| publishes.iter().filter(|publish| is(&publish.outcome)).count();
+        let kills = &self.evidence.kills;
+        let in_flight = |kill: &u64| self.evidence.hits.iter().filter(|hit| (hit.start..=hit.end).contains(kill)).count();
+        format!(
+            "{} kills; {} publishes: {} acknowledged, {} refused, {} unknown; {} hits, {} of them after a 2xx, {} in flight at kills; {} still owed; slowest restart {:.2} s",
+            kills.len(),
+            publishes.len(),
+            count(|outcome| matches!(outcome, Outcome::Ok { .. })),
+            count(|outcome| *outcome == Outcome::No),
+            count(|outcome| *outcome == Outcome::Unknown),
+            self.evidence.hits.len(),
+            duplicates(&self.evidence),
+            kills.iter().map(in_flight).sum::<usize>(),
+            self.owed,
+            self.slowest_restart.as_secs_f64(),
+        )
+    }
+}
+
+/// `progress` is told how many cycles are done.
+pub async fn run(binary: &Path, course: &Course, mut progress: impl FnMut(u32)) -> anyhow::Result<Report> {
+    let mut draw = Draw::new(course.seed);
+    let mut world = World::new(binary, course.seed).await?;
+    world.start(&[]).await?;
+    world.furnish().await?;
+    let publishing = world.publish(course.rate);
+    let mut slowest_restart = Duration::ZERO;
+    for cycle in 0..course.cycles {
+        let life = Duration::from_millis(draw.between(LIFE_MS.0, LIFE_MS.1));
+        // Every fourth one dies while it starts, or soon after; the others work for a while.
+        let is_waited_for = !draw.number().is_multiple_of(4);
+        if cycle > 0 {
+            world.launch()?;
+            if is_waited_for {
+                slowest_restart = slowest_restart.max(world.ready().await?);
+            }
+        }
+        if is_waited_for && cycle % NEW_ENDPOINT_EVERY == NEW_ENDPOINT_EVERY - 1 {
+            world.make_endpoint(1, Mood::Healthy, None).await?;
+        }
+        if is_waited_for && cycle % (PAUSE_EVERY / 2) == 0 {
+            world.pause(cycle % PAUSE_EVERY == 0).await;
+        }
+        tokio::time::sleep(life).await;
+        world.kill()?;
+        progress(cycle + 1);
+    }
+    slowest_restart = slowest_restart.max(world.start(&[]).await?);
+    world.pause(false).await;
+    publishing.stop().await;
+    let owed = world.settle().await;
+    let evidence = world.testify().await?;
+    world.stop().await?;
+    Ok(Report { verdicts: judge(&evidence), evidence, slowest_restart, owed })
+}
+
+/// Hits of a delivery that had been answered with 2xx before.
+fn duplicates(evidence: &Evidence) -> usize {
+    let mut delivered: HashMap<&str, Moment> = HashMap::new();
+    for hit in evidence.hits.iter().filter(|hit| hit.answer.is_success()) {
+        let first = delivered.entry(&hit.delivery).or_insert(hit.end);
+        *first = hit.end.min(*first);
+    }
+    let is_late = |hit: &&Hit| delivered.get(&*hit.delivery).is_some_and(|first| *first < hit.start);
+    evidence.hits.iter().filter(is_late).count()
+}

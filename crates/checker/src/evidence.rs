@@ -1,0 +1,166 @@
+//! What was done and what was seen, by one clock.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use sha2::{Digest, Sha256};
+
+/// Microseconds since the world began, by the monotonic clock of this machine.
+pub type Moment = u64;
+
+/// Everybody's clock.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock(Instant);
+
+impl Clock {
+    pub fn start() -> Clock {
+        Clock(Instant::now())
+    }
+
+    pub fn now(&self) -> Moment {
+        moments(self.0.elapsed())
+    }
+}
+
+pub fn moments(duration: Duration) -> Moment {
+    u64::try_from(duration.as_micros()).expect("no world lasts half a million years")
+}
+
+/// Enough of a SHA-256 to tell two texts apart.
+pub type Fingerprint = [u8; 16];
+
+pub fn fingerprint(bytes: &[u8]) -> Fingerprint {
+    let digest: [u8; 32] = Sha256::digest(bytes).into();
+    *digest.first_chunk().expect("16 of 32")
+}
+
+/// One call that published, or tried to. The serial number is in its payload, so that a hit can be told to belong to it even
+/// if the answer never came. Calls that were repeated have the same.
+#[derive(Clone, Debug)]
+pub struct Publish {
+    pub serial: u64,
+    pub tenant: u32,
+    pub event_type: &'static str,
+    pub sent: Moment,
+    pub answered: Moment,
+    pub outcome: Outcome,
+    pub data: Fingerprint,
+    pub idempotency_key: Option<Box<str>>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// 2xx.
+    Ok { event: Box<str>, is_duplicate: bool },
+    /// 4xx.
+    No,
+    /// 5xx, a time-out, a connection that broke: nobody knows.
+    Unknown,
+}
+
+/// One request that a receiver got.
+#[derive(Clone, Debug)]
+pub struct Hit {
+    pub start: Moment,
+    /// When the answer was given, or the other side was gone.
+    pub end: Moment,
+    pub endpoint: usize,
+    pub event: Box<str>,
+    pub delivery: Box<str>,
+    pub attempt: u32,
+    /// What its payload says: which publish, of which tenant.
+    pub serial: Option<u64>,
+    pub tenant: Option<u32>,
+    pub event_type: Box<str>,
+    pub data: Fingerprint,
+    pub body: Fingerprint,
+    pub answer: Answer,
+    /// Why the signature is not valid, or is not known to be.
+    pub signature_problem: Option<Box<str>>,
+    /// By how much `webhook-timestamp` differs from the time of arrival.
+    pub clock_off_seconds: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// This status, as a whole.
+    Status(u16),
+    /// The connection was closed without one, by either side.
+    Cut,
+}
+
+impl Answer {
+    pub fn is_success(self) -> bool {
+        matches!(self, Answer::Status(200..=299))
+    }
+
+    /// What nobody should try again.
+    pub fn is_permanent(self) -> bool {
+        matches!(self, Answer::Status(300..=499)) && !matches!(self, Answer::Status(408 | 409 | 425 | 429))
+    }
+}
+
+/// An endpoint that was made, or that somebody tried to make.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    pub tenant: u32,
+    /// The beginning of the types that it wants; all if there is none.
+    pub wants: Option<&'static str>,
+    pub id: Box<str>,
+    /// From when on it is known to be there.
+    pub made: Moment,
+    /// It may end as disabled, so that nothing is owed to it.
+    pub is_doomed: bool,
+    pub rate_limit: Option<RateLimit>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RateLimit {
+    pub max_per_minute: u32,
+    pub burst_capacity: u32,
+}
+
+impl Endpoint {
+    pub fn wants(&self, event_type: &str) -> bool {
+        self.wants.is_none_or(|beginning| event_type.starts_with(beginning))
+    }
+}
+
+/// A time in which nothing may be sent to an endpoint: from the answer to a pause until the call that ended it was sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Pause {
+    pub endpoint: usize,
+    pub from: Moment,
+    pub until: Moment,
+}
+
+/// What the server says of a delivery in the end.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DeliveryState {
+    pub status: String,
+    pub reason: Option<String>,
+    pub attempt_count: u64,
+}
+
+/// What the server lists for one event in the end: of how many deliveries to which endpoint it knows.
+pub type Listed = BTreeMap<String, u32>;
+
+/// Everything that a judge gets to see.
+#[derive(Clone, Default, Debug)]
+pub struct Evidence {
+    pub publishes: Vec<Publish>,
+    pub hits: Vec<Hit>,
+    pub endpoints: Vec<Endpoint>,
+    pub pauses: Vec<Pause>,
+    /// When the server was killed.
+    pub kills: Vec<Moment>,
+    /// From when until when it could not write: what ended meanwhile is not on disk before that is over.
+    pub outages: Vec<(Moment, Moment)>,
+    pub deliveries: HashMap<Box<str>, DeliveryState>,
+    pub listed: HashMap<Box<str>, Listed>,
+    /// What the server says that endpoints are in the end, by their ids.
+    pub endpoint_statuses: HashMap<Box<str>, String>,
+    pub max_attempts: u32,
+    /// What this server does not offer, so that it could not be looked at.
+    pub missing: BTreeMap<&'static str, String>,
+}

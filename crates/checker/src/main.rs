@@ -1,0 +1,106 @@
+//! The checker as a program. It ends with 1 if a promise was broken.
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Parser, Subcommand};
+use posthaste_checker::verdict::Verdict;
+use posthaste_checker::{crash, soak};
+
+#[derive(Parser)]
+#[command(about = "Drives the real server through faults and checks the promises from outside")]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+    /// The program to check
+    #[arg(long, global = true, default_value = "target/release/posthaste")]
+    binary: PathBuf,
+    /// The number that everything is drawn from; another one each time unless given
+    #[arg(long, global = true)]
+    seed: Option<u64>,
+    /// Also fail where something could not be checked
+    #[arg(long, global = true)]
+    strict: bool,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Kill it again and again under load
+    Crash {
+        #[arg(long, default_value_t = 100)]
+        cycles: u32,
+        /// Events in a second
+        #[arg(long, default_value_t = 300)]
+        rate: u64,
+    },
+    /// Hold a load and watch its memory
+    Soak {
+        #[arg(long, default_value_t = 10.0)]
+        minutes: f64,
+        /// Events in a second
+        #[arg(long, default_value_t = 1000)]
+        rate: u64,
+    },
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<ExitCode> {
+    let Arguments { command, binary, seed, strict } = Arguments::parse();
+    let seed = seed.unwrap_or_else(|| rand::random::<u64>() % 1_000_000);
+    println!("seed {seed}, {}", binary.display());
+    let (verdicts, is_broken) = match command {
+        Command::Crash { cycles, rate } => {
+            let course = crash::Course { seed, cycles, rate };
+            let report = crash::run(&binary, &course, |done| show(&format!("{done} of {cycles} kills"))).await?;
+            show("");
+            println!("{}", report.numbers());
+            let is_broken = report.is_broken();
+            (report.verdicts, is_broken)
+        }
+        Command::Soak { minutes, rate } => {
+            let course = soak::Course { seed, duration: Duration::from_secs_f64(minutes * 60.0), rate };
+            let report = soak::run(&binary, &course, |elapsed, bytes| {
+                show(&format!("{:>5} s  {:>4} MiB", elapsed.as_secs(), mib(bytes)));
+            })
+            .await?;
+            show("");
+            let word = if report.is_flat() { "flat" } else { "NOT FLAT" };
+            let (before, after) = report.growth().unwrap_or_default();
+            println!(
+                "{:.0} events/s acknowledged over {minutes} minutes, {}; {} hits; {} still owed; memory {word}: {} MiB early, {} MiB late, {} MiB at most",
+                report.published_per_second,
+                if report.is_held() { "as asked" } else { "NOT HELD" },
+                report.evidence.hits.len(),
+                report.owed,
+                mib(before),
+                mib(after),
+                mib(report.memory.iter().copied().max().unwrap_or_default()),
+            );
+            let is_broken = report.is_broken();
+            (report.verdicts, is_broken)
+        }
+    };
+    for verdict in &verdicts {
+        println!("{verdict}");
+    }
+    let is_incomplete = strict && verdicts.iter().any(|verdict: &Verdict| verdict.not_checked.is_some());
+    if is_broken || is_incomplete {
+        println!("seed {seed}: broken");
+        return Ok(ExitCode::FAILURE);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn mib(bytes: u64) -> u64 {
+    bytes / (1024 * 1024)
+}
+
+/// On a terminal, one line that changes.
+fn show(line: &str) {
+    if std::io::stderr().is_terminal() {
+        eprint!("\r\x1b[K{line}");
+        let _ = std::io::stderr().flush();
+    }
+}

@@ -1,0 +1,257 @@
+//! Receives webhooks, in moods, and writes down every one.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use http::{HeaderMap, Request, Response};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use parking_lot::{Mutex, RwLock};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::net::TcpListener;
+
+use crate::draw::scattered;
+use crate::evidence::{Answer, Clock, Hit, Moment, fingerprint};
+use crate::signature;
+
+/// How an endpoint behaves until it is healed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mood {
+    Healthy,
+    /// Takes its time, within every time-out.
+    Slow,
+    /// Errors of all kinds, broken connections, answers that come too late.
+    Flaky,
+    /// Refuses every tenth event for good, healed or not.
+    Picky,
+    /// Answers 410 to every twentieth event until it is disabled.
+    Going,
+}
+
+/// What it knows of an endpoint.
+#[derive(Debug)]
+struct Place {
+    mood: Mood,
+    secret: RwLock<Option<String>>,
+    /// Which serial numbers have come to an end here.
+    settled: Mutex<Vec<u64>>,
+}
+
+#[derive(Debug)]
+pub struct Receiver {
+    pub address: SocketAddr,
+    clock: Clock,
+    seed: u64,
+    places: RwLock<Vec<Arc<Place>>>,
+    hits: Mutex<Vec<Hit>>,
+    is_healed: AtomicBool,
+}
+
+impl Receiver {
+    pub async fn start(clock: Clock, seed: u64) -> anyhow::Result<Arc<Receiver>> {
+        let listener = TcpListener::bind("127.0.0.1:0").await?;
+        let receiver = Arc::new(Receiver {
+            address: listener.local_addr()?,
+            clock,
+            seed,
+            places: RwLock::default(),
+            hits: Mutex::default(),
+            is_healed: AtomicBool::new(false),
+        });
+        let serving = Arc::clone(&receiver);
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let _ = stream.set_nodelay(true);
+                let receiver = Arc::clone(&serving);
+                let service = service_fn(move |request| Arc::clone(&receiver).receive(request));
+                tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+            }
+        });
+        Ok(receiver)
+    }
+
+    /// A new place to receive at; its number is its path.
+    pub fn add(&self, mood: Mood) -> usize {
+        let mut places = self.places.write();
+        places.push(Arc::new(Place { mood, secret: RwLock::new(None), settled: Mutex::default() }));
+        places.len() - 1
+    }
+
+    pub fn url(&self, place: usize) -> String {
+        format!("http://{}/{place}", self.address)
+    }
+
+    pub fn set_secret(&self, place: usize, secret: &str) {
+        *self.places.read()[place].secret.write() = Some(secret.to_owned());
+    }
+
+    /// From now on everybody is well.
+    pub fn heal(&self) {
+        self.is_healed.store(true, Ordering::Relaxed);
+    }
+
+    pub fn hit_count(&self) -> usize {
+        self.hits.lock().len()
+    }
+
+    pub fn hits(&self) -> Vec<Hit> {
+        self.hits.lock().clone()
+    }
+
+    /// Whether this publish has come to an end at this place.
+    pub fn is_settled(&self, place: usize, serial: u64) -> bool {
+        let at = usize::try_from(serial).expect("counted from 0");
+        self.places.read()[place].settled.lock().get(at / 64).is_some_and(|bits| bits >> (at % 64) & 1 == 1)
+    }
+
+    async fn receive(self: Arc<Receiver>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Cut> {
+        let start = self.clock.now();
+        let arrived = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let endpoint: usize = request.uri().path().trim_start_matches('/').parse().unwrap_or(usize::MAX);
+        let Some(place) = self.places.read().get(endpoint).cloned() else {
+            return Ok(response(404));
+        };
+        let headers = request.headers().clone();
+        // Not all of it came: nobody was told anything, and nothing was received.
+        let Ok(body) = request.into_body().collect().await else { return Err(Cut) };
+        let body = body.to_bytes();
+        let hit = read_hit(start, arrived, endpoint, &place, &headers, &body);
+        let plan = self.plan(place.mood, &hit);
+        let noted = Noted { receiver: &self, place: &place, hit: Some(hit) };
+        if !plan.delay.is_zero() {
+            tokio::time::sleep(plan.delay).await;
+        }
+        noted.answered(plan.answer);
+        match plan.answer {
+            Answer::Status(status) => Ok(response(status)),
+            Answer::Cut => Err(Cut),
+        }
+    }
+
+    fn plan(&self, mood: Mood, hit: &Hit) -> Plan {
+        let status = |status| Plan { delay: Duration::ZERO, answer: Answer::Status(status) };
+        let drawn = scattered(self.seed ^ hit.serial.unwrap_or_default(), u64::from(hit.attempt));
+        let by_event = scattered(self.seed, hit.serial.unwrap_or_default());
+        let is_healed = self.is_healed.load(Ordering::Relaxed);
+        match mood {
+            Mood::Picky if by_event.is_multiple_of(10) => status(400),
+            Mood::Going if by_event.is_multiple_of(20) && !is_healed => status(410),
+            Mood::Slow if !is_healed => Plan { delay: Duration::from_millis(5 + drawn % 150), answer: Answer::Status(200) },
+            Mood::Flaky if !is_healed => match drawn % 100 {
+                0..20 => status(503),
+                20..25 => status(500),
+                25..28 => status(429),
+                28..32 => Plan { delay: Duration::ZERO, answer: Answer::Cut },
+                // Too late for the time-out of one second.
+                32..34 => Plan { delay: Duration::from_millis(1500), answer: Answer::Status(200) },
+                _ => status(200),
+            },
+            Mood::Healthy | Mood::Slow | Mood::Flaky | Mood::Picky | Mood::Going => status(200),
+        }
+    }
+}
+
+struct Plan {
+    delay: Duration,
+    answer: Answer,
+}
+
+/// Closes the connection without an answer.
+#[derive(Debug)]
+struct Cut;
+
+impl std::fmt::Display for Cut {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("cut off on purpose")
+    }
+}
+
+impl std::error::Error for Cut {}
+
+/// Writes the hit down when it is over, also if the other side goes away in the middle.
+struct Noted<'a> {
+    receiver: &'a Receiver,
+    place: &'a Place,
+    hit: Option<Hit>,
+}
+
+impl Noted<'_> {
+    fn answered(mut self, answer: Answer) {
+        if let Some(hit) = &mut self.hit {
+            hit.answer = answer;
+        }
+    }
+}
+
+impl Drop for Noted<'_> {
+    fn drop(&mut self) {
+        let Some(mut hit) = self.hit.take() else { return };
+        hit.end = self.receiver.clock.now();
+        if let (Some(serial), true) = (hit.serial, hit.answer.is_success() || hit.answer.is_permanent()) {
+            let at = usize::try_from(serial).expect("counted from 0");
+            let mut settled = self.place.settled.lock();
+            if settled.len() <= at / 64 {
+                settled.resize(at / 64 + 1, 0);
+            }
+            settled[at / 64] |= 1 << (at % 64);
+        }
+        self.receiver.hits.lock().push(hit);
+    }
+}
+
+/// The envelope, as far as it matters here. The payload is kept as the text that came.
+#[derive(Deserialize)]
+struct Envelope<'a> {
+    #[serde(rename = "type")]
+    event_type: String,
+    tenant: String,
+    #[serde(borrow)]
+    data: &'a RawValue,
+}
+
+/// What the publisher has put into every payload.
+#[derive(Deserialize)]
+struct Payload {
+    serial: u64,
+}
+
+fn read_hit(start: Moment, arrived: u64, endpoint: usize, place: &Place, headers: &HeaderMap, body: &[u8]) -> Hit {
+    let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let envelope: Option<Envelope<'_>> = serde_json::from_slice(body).ok();
+    let payload = envelope.as_ref().and_then(|envelope| serde_json::from_str::<Payload>(envelope.data.get()).ok());
+    let (id, timestamp, signatures) = (header("webhook-id"), header("webhook-timestamp"), header("webhook-signature"));
+    let signature_problem = match place.secret.read().as_deref() {
+        // Hit before the answer that has the secret was read. Nothing can be said about it.
+        None => None,
+        Some(secret) => signature::problem(secret, id, timestamp, signatures, body),
+    };
+    Hit {
+        start,
+        end: start,
+        endpoint,
+        event: id.into(),
+        delivery: header("posthaste-delivery").into(),
+        attempt: header("posthaste-attempt").parse().unwrap_or_default(),
+        serial: payload.map(|payload| payload.serial),
+        tenant: envelope.as_ref().and_then(|envelope| envelope.tenant.strip_prefix('t')?.parse().ok()),
+        event_type: envelope.as_ref().map(|envelope| envelope.event_type.as_str()).unwrap_or_default().into(),
+        data: fingerprint(envelope.map_or("", |envelope| envelope.data.get()).as_bytes()),
+        body: fingerprint(body),
+        answer: Answer::Cut,
+        signature_problem: signature_problem.map(Into::into),
+        clock_off_seconds: timestamp.parse::<u64>().map_or(u64::MAX, |timestamp| timestamp.abs_diff(arrived)),
+    }
+}
+
+fn response(status: u16) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::default());
+    *response.status_mut() = http::StatusCode::from_u16(status).expect("one of ours");
+    response
+}

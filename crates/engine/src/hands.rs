@@ -1,0 +1,268 @@
+//! Does what the owner wants done, beside the loop, and tells it how that ended.
+//!
+//! A store that fails is asked again until it answers: nothing is lost by waiting, and the owner need not know.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use posthaste_core::scheduler::Seq;
+use posthaste_core::time::Timestamp;
+use posthaste_sender::Client;
+use posthaste_store::{
+    Command, Counts, DeliveryQuery, DeliveryRow, Error, Minute, Record, RecordedAs, StatisticsQuery, StatisticsStep, Store,
+};
+use tokio::sync::mpsc::UnboundedSender;
+
+use crate::attempt::attempt;
+use crate::membership::Membership;
+use crate::owner::{Deed, Owner, Seen, Sending, Wake};
+
+/// How long to leave a store alone that has just failed: at first, and at most.
+const PAUSE_FIRST: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Endpoints with work that are read in one go.
+const WORK_PAGE: usize = 1_000;
+/// Rows that are stamped anew in one go.
+const RESTAMP_ROWS: usize = 500;
+/// Deliveries of one event that somebody wants to call off, in one page.
+const LOOK_UP_PAGE: usize = 1_000;
+/// Lane states that a stop writes in one go.
+const LEAVE_ROWS: usize = 500;
+/// What a stop waits for the store to take its last words.
+const LEAVE_MAX: Duration = Duration::from_secs(5);
+
+#[derive(Clone)]
+pub(crate) struct Hands {
+    store: Arc<dyn Store>,
+    client: Client,
+    membership: Arc<Membership>,
+    inbox: UnboundedSender<Wake>,
+}
+
+impl Hands {
+    pub(crate) fn new(store: Arc<dyn Store>, client: Client, membership: Arc<Membership>, inbox: UnboundedSender<Wake>) -> Hands {
+        Hands { store, client, membership, inbox }
+    }
+
+    pub(crate) fn perform(&self, deed: Deed) {
+        let hands = self.clone();
+        match deed {
+            Deed::Send(sending) => {
+                tokio::spawn(async move { hands.send(*sending).await });
+            }
+            Deed::Record { life, records, after } => {
+                tokio::spawn(async move {
+                    let results = hands.record(records).await;
+                    hands.tell(Wake::Recorded { life, after, results });
+                });
+            }
+            Deed::Read { life, endpoint, want, limit } => {
+                tokio::spawn(async move {
+                    let rows = again("window", || hands.store.window(endpoint, want.clone(), limit)).await;
+                    hands.tell(Wake::Read { life, endpoint, want, rows });
+                });
+            }
+            Deed::ReadBodies { life, wanted } => {
+                tokio::spawn(async move {
+                    let seqs: Vec<Seq> = wanted.iter().map(|wanted| wanted.seq).collect();
+                    let found = again("bodies", || hands.store.bodies(seqs.clone())).await;
+                    hands.tell(Wake::Bodies { life, asked: wanted, found });
+                });
+            }
+            Deed::TakeUp { life, endpoints } => {
+                tokio::spawn(async move {
+                    let found = again("take_up", || hands.store.take_up(endpoints.clone())).await;
+                    hands.tell(Wake::TakenUp { life, asked: endpoints, found });
+                });
+            }
+            Deed::FindWork => {
+                tokio::spawn(async move { hands.find_work().await });
+            }
+            Deed::CompareVersions { life, tenants } => {
+                tokio::spawn(async move {
+                    let versions = again("tenant_versions", || hands.store.tenant_versions(tenants.clone())).await;
+                    hands.tell(Wake::Versions { life, versions: tenants.into_iter().zip(versions).collect() });
+                });
+            }
+            Deed::Restamp { life, endpoint } => {
+                tokio::spawn(async move {
+                    let mut after = Some(0);
+                    while let Some(from) = after {
+                        after = again("restamp", || hands.store.restamp(endpoint, from, RESTAMP_ROWS)).await;
+                    }
+                    hands.tell(Wake::Restamped { life, endpoint });
+                });
+            }
+            Deed::LookUp { life, asked } => {
+                tokio::spawn(async move {
+                    let rows = hands.look_up(&asked.command).await;
+                    // A store that fails now: whoever asked hears that it was not done.
+                    if let Ok(rows) = rows {
+                        hands.tell(Wake::LookedUp { life, asked, rows });
+                    }
+                });
+            }
+            Deed::See { life, endpoint, trigger, shortened_at } => {
+                tokio::spawn(async move {
+                    // It is not urgent: without an answer it is looked at another time.
+                    if let Ok(seen) = hands.see(endpoint, shortened_at).await {
+                        hands.tell(Wake::Seen { life, endpoint, trigger, seen: Box::new(seen) });
+                    }
+                });
+            }
+            Deed::Show(lanes) => {
+                tokio::spawn(async move {
+                    if let Err(error) = hands.store.show_lanes(lanes).await {
+                        tracing::debug!(%error, "lanes could not be shown");
+                    }
+                });
+            }
+            Deed::HandOver { partitions, lanes, in_flight } => {
+                let node = self.membership.node();
+                tokio::spawn(async move {
+                    again("record", || hands.store.record(lanes.clone())).await;
+                    if let Some(node) = node {
+                        again("hand_over", || hands.store.hand_over(node, partitions.clone(), in_flight.clone())).await;
+                    }
+                });
+            }
+            Deed::Count(minutes) => {
+                tokio::spawn(async move { hands.count(minutes).await });
+            }
+        }
+    }
+
+    fn tell(&self, wake: Wake) {
+        // Nobody listens any more: the loop has ended.
+        let _ = self.inbox.send(wake);
+    }
+
+    async fn send(&self, sending: Sending) {
+        let attempt = Box::new(attempt(self.store.as_ref(), &self.client, self.membership.lease(), &sending).await);
+        self.tell(Wake::Answered { life: sending.life, errand: sending.errand, attempt });
+    }
+
+    /// Until this is remembered its deliveries must not be tried again, so they stay in flight.
+    async fn record(&self, records: Vec<Record>) -> Vec<RecordedAs> {
+        again("record", || self.store.record(records.clone())).await
+    }
+
+    async fn find_work(&self) {
+        let mut after = None;
+        loop {
+            let endpoints = again("work", || self.store.work(after, WORK_PAGE)).await;
+            let is_last = endpoints.len() < WORK_PAGE;
+            after = endpoints.last().copied();
+            self.tell(Wake::Work(endpoints));
+            if is_last {
+                return;
+            }
+        }
+    }
+
+    /// News was lost: finds whatever is behind this row.
+    pub(crate) fn sweep(&self, after: Seq) {
+        let hands = self.clone();
+        tokio::spawn(async move {
+            let swept = again("sweep", || hands.store.sweep(after)).await;
+            hands.tell(Wake::Work(swept.endpoints));
+        });
+    }
+
+    /// What the database says of what somebody wants done.
+    async fn look_up(&self, command: &Command) -> Result<Vec<DeliveryRow>, Error> {
+        match command {
+            Command::CancelDelivery { delivery, .. } | Command::SendNow { delivery, .. } => {
+                Ok(self.store.delivery(*delivery).await?.into_iter().collect())
+            }
+            Command::CancelEvent { tenant, event, .. } => {
+                let mut query = DeliveryQuery {
+                    tenant: Some(tenant.clone()),
+                    event: Some(event.clone()),
+                    limit: LOOK_UP_PAGE,
+                    ..DeliveryQuery::default()
+                };
+                let mut rows = Vec::new();
+                loop {
+                    let page = self.store.deliveries(query.clone()).await?;
+                    rows.extend(page.rows);
+                    query.before = page.next;
+                    if query.before.is_none() {
+                        return Ok(rows);
+                    }
+                }
+            }
+            Command::Test { .. } => Ok(Vec::new()),
+        }
+    }
+
+    async fn see(&self, endpoint: posthaste_core::id::EndpointId, shortened_at: Option<Timestamp>) -> Result<Seen, Error> {
+        const DAY: Duration = Duration::from_hours(24);
+        let now = self.store.now();
+        let before = |days: i64| Timestamp::from_millis(now.as_millis() - days * 86_400_000);
+        let step = |from: Timestamp| async move {
+            let query = StatisticsQuery { tenant: None, endpoint: Some(endpoint), from, to: now, step: 8 * DAY };
+            let steps = self.store.statistics(query).await?;
+            Ok::<Option<StatisticsStep>, Error>(steps.into_iter().next())
+        };
+        let counts = |step: Option<StatisticsStep>| step.map_or_else(Counts::default, |step| step.counts);
+        Ok(Seen {
+            week: step(before(7)).await?,
+            day: counts(step(before(1)).await?),
+            since_shortened: match shortened_at {
+                Some(since) => Some(counts(step(since).await?)),
+                None => None,
+            },
+        })
+    }
+
+    async fn count(&self, minutes: Vec<Minute>) {
+        if let Err(error) = self.store.count(minutes.clone()).await {
+            match error {
+                // They may have been added, and would be added twice.
+                Error::Unknown => {}
+                Error::Unavailable(_) | Error::Overloaded { .. } => self.tell(Wake::NotCounted(minutes)),
+                Error::Corrupt { .. } | Error::Unusable(_) | Error::TooNew => {
+                    tracing::error!(%error, "statistics could not be written");
+                }
+            }
+        }
+    }
+
+    /// The last words of a stop: what was counted, what lanes have to remember, and that nobody owns them any more.
+    pub(crate) async fn leave(&self, owner: &mut Owner) {
+        owner.count();
+        let last_words = async {
+            for deed in owner.next_deeds(self.store.now()) {
+                if let Deed::Count(minutes) = deed {
+                    let _ = self.store.count(minutes).await;
+                }
+            }
+            for records in owner.lane_states().chunks(LEAVE_ROWS) {
+                if let Err(error) = self.store.record(records.to_vec()).await {
+                    tracing::warn!(%error, "what lanes remember could not be written; the next start is careful");
+                    return;
+                }
+            }
+            self.membership.leave(owner.partitions()).await;
+        };
+        if tokio::time::timeout(LEAVE_MAX, last_words).await.is_err() {
+            tracing::warn!("the store did not take the last words of a stop");
+        }
+    }
+}
+
+/// Asks the store until it answers.
+pub(crate) async fn again<T, F: Future<Output = Result<T, Error>>>(what: &str, verb: impl Fn() -> F) -> T {
+    let mut pause = PAUSE_FIRST;
+    loop {
+        match verb().await {
+            Ok(answer) => return answer,
+            Err(error) if pause < PAUSE_MAX => tracing::debug!(what, %error, "the store has failed"),
+            Err(error) => crate::housekeeping::complain(what, &error),
+        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(PAUSE_MAX);
+    }
+}

@@ -1,0 +1,59 @@
+//! For how long this node may believe that it owns what it owns, by its own monotonic clock; and whether it still works.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use posthaste_core::time::millis;
+
+/// Where nobody else can take over, it never ends.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    begun: Instant,
+    /// In milliseconds since `begun`.
+    ends_at: AtomicU64,
+}
+
+impl Lease {
+    pub(crate) fn endless() -> Lease {
+        Lease { begun: Instant::now(), ends_at: AtomicU64::new(u64::MAX) }
+    }
+
+    /// Renewed by a request that was sent at `asked`: the database may have counted from then on.
+    pub(crate) fn renewed(&self, asked: Instant, length: Duration) {
+        let ends_at = asked.saturating_duration_since(self.begun) + length;
+        self.ends_at.store(millis(ends_at), Ordering::Release);
+    }
+
+    pub(crate) fn end(&self) {
+        self.ends_at.store(0, Ordering::Release);
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ends_at.load(Ordering::Acquire) <= millis(self.begun.elapsed())
+    }
+}
+
+/// A loop that has not come round for so long is stuck: it wakes at least once a second.
+const STUCK_AFTER: Duration = Duration::from_secs(10);
+
+/// Whether the delivery loop still comes round.
+#[derive(Debug)]
+pub(crate) struct Pulse {
+    begun: Instant,
+    /// In milliseconds since `begun`.
+    ticked_at: AtomicU64,
+}
+
+impl Pulse {
+    pub(crate) fn new() -> Pulse {
+        Pulse { begun: Instant::now(), ticked_at: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn tick(&self) {
+        self.ticked_at.store(millis(self.begun.elapsed()), Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_stopped(&self) -> bool {
+        self.ticked_at.load(Ordering::Relaxed) + millis(STUCK_AFTER) < millis(self.begun.elapsed())
+    }
+}

@@ -1,0 +1,165 @@
+//! What somebody wants: called off, sent now, tried out. And what ends because it has waited too long.
+
+use std::sync::Arc;
+
+use posthaste_core::delivery::{CancelReason, DeadReason, State};
+use posthaste_core::event::Event;
+use posthaste_core::id::{DeliveryId, EndpointId};
+use posthaste_core::scheduler::{Backlog, Seq};
+use posthaste_core::time::Timestamp;
+use posthaste_store::{Asked, Audit, Command, Commanded, DeliveryRow, Overdue, OverdueReason, Partition, Recorded};
+use tokio::sync::oneshot;
+
+use super::{After, Deed, Errand, Owner, Sending, Ticket};
+use crate::bodies::weight;
+
+#[derive(Debug)]
+pub(super) struct Waiter {
+    pub(super) left: usize,
+    pub(super) is_any_done: bool,
+    pub(super) answer: oneshot::Sender<Commanded>,
+}
+
+impl Owner {
+    pub(super) fn asked(&mut self, now: Timestamp, asked: Asked) {
+        if !self.epochs.contains_key(&asked.partition) || self.is_stopping {
+            // Dropped: whoever asked hears that it was not done.
+            return;
+        }
+        match &asked.command {
+            Command::CancelDelivery { .. } | Command::CancelEvent { .. } | Command::SendNow { .. } => {
+                self.deeds.push(Deed::LookUp { life: self.life, asked: Box::new(asked) });
+            }
+            Command::Test { endpoint, event } => {
+                let (endpoint, event) = (*endpoint, Arc::clone(event));
+                if self.has_lane(now, endpoint, Backlog::None) {
+                    self.test(now, endpoint, event, asked.answer);
+                } else {
+                    self.tests.entry(endpoint).or_default().push((event, asked.answer));
+                }
+            }
+        }
+    }
+
+    pub(super) fn looked_up(&mut self, now: Timestamp, asked: Asked, rows: &[DeliveryRow]) {
+        let Asked { command, answer, .. } = asked;
+        let (state, audit) = match command {
+            Command::CancelDelivery { audit, .. } | Command::CancelEvent { audit, .. } => {
+                (State::Cancelled { at: now, reason: CancelReason::Requested }, audit)
+            }
+            Command::SendNow { audit, .. } => (State::Waiting { due: now }, audit),
+            Command::Test { .. } => return,
+        };
+        let waits = |row: &&DeliveryRow| matches!(row.state, State::Waiting { .. });
+        let refusal = if rows.is_empty() {
+            Some(Commanded::NotFound)
+        } else if rows.iter().any(|row| self.scheduler.is_in_flight(row.endpoint, row.id) || self.withdrawn.contains(&row.seq)) {
+            Some(Commanded::InFlight)
+        } else if rows.iter().filter(waits).count() == 0 {
+            Some(Commanded::HasEnded)
+        } else {
+            None
+        };
+        if let Some(refusal) = refusal {
+            let _ = answer.send(refusal);
+            return;
+        }
+        self.tickets += 1;
+        let ticket = self.tickets;
+        let waiting: Vec<&DeliveryRow> = rows.iter().filter(waits).collect();
+        self.waiters.insert(ticket, Waiter { left: waiting.len(), is_any_done: false, answer });
+        let mut audit = Some(audit);
+        for row in waiting {
+            // One entry in the audit log for what was one wish.
+            self.withdraw(row.partition, row.endpoint, row.id, row.seq, state, audit.take(), Some(ticket));
+        }
+    }
+
+    /// Takes a delivery that is not in flight out of its lane and writes what becomes of it.
+    #[expect(clippy::too_many_arguments, reason = "each is another thing, and it is called in two places")]
+    pub(super) fn withdraw(
+        &mut self,
+        partition: Partition,
+        endpoint: EndpointId,
+        delivery: DeliveryId,
+        seq: Seq,
+        state: State,
+        audit: Option<Audit>,
+        ticket: Option<Ticket>,
+    ) {
+        self.scheduler.withdraw(endpoint, delivery, seq).expect("asked before");
+        self.withdrawn.insert(seq);
+        let still_waits = matches!(state, State::Waiting { .. });
+        if !still_waits {
+            self.bodies.take(seq);
+        }
+        let recorded = Recorded::Moved { seq, state, audit: audit.map(Box::new) };
+        let after = After::Withdrawn { endpoint, delivery, seq, still_waits, ticket };
+        self.record_in(partition, endpoint, recorded, None, false, after);
+    }
+
+    pub(super) fn answer(&mut self, ticket: Ticket, is_done: bool) {
+        let Some(waiter) = self.waiters.get_mut(&ticket) else { return };
+        waiter.left -= 1;
+        waiter.is_any_done |= is_done;
+        if waiter.left == 0 {
+            let Waiter { is_any_done, answer, .. } = self.waiters.remove(&ticket).expect("just found");
+            let _ = answer.send(if is_any_done { Commanded::Done } else { Commanded::HasEnded });
+        }
+    }
+
+    pub(super) fn test(&mut self, now: Timestamp, endpoint: EndpointId, event: Arc<Event>, answer: oneshot::Sender<Commanded>) {
+        let known = self.known.get_mut(&endpoint).expect("a lane is of a known endpoint");
+        if known.target.stored.deleted_at.is_some() {
+            let _ = answer.send(Commanded::NotFound);
+            return;
+        }
+        let again_at = known.tested_at.map(|tested_at| tested_at + self.options.test_send_pause);
+        let started = match again_at.filter(|again_at| now < *again_at) {
+            Some(again_at) => Err(again_at),
+            None => self.scheduler.start_test_send(now, endpoint),
+        };
+        if let Err(not_before) = started {
+            let _ = answer.send(Commanded::NotBefore(not_before));
+            return;
+        }
+        known.tested_at = Some(now);
+        let timeout = known.timeout.in_force_for_probe(known.mode, &self.options.timeouts);
+        // It is no delivery, so that its id is made from its event's, which is new.
+        let delivery = DeliveryId::from_bytes(test_id(&event));
+        let bytes = weight(&event);
+        self.bytes_in_flight += bytes;
+        self.requests += 1;
+        self.testers.insert(delivery, answer);
+        let errand = Errand { endpoint, delivery, seq: 0, is_test: true, bytes };
+        let target = Arc::clone(&known.target);
+        self.deeds.push(Deed::Send(Box::new(Sending { life: self.life, errand, number: 1, event, target, timeout })));
+    }
+
+    pub(super) fn end_overdue(&mut self, now: Timestamp, overdue: Overdue) {
+        let Overdue { endpoint, delivery, seq, why } = overdue;
+        // One that is not known yet is taken up, and found again next time.
+        let Some(partition) = self.known.get(&endpoint).map(|known| known.partition) else {
+            self.take_up(endpoint);
+            return;
+        };
+        let is_ours = self.epochs.contains_key(&partition);
+        if !is_ours || self.scheduler.is_in_flight(endpoint, delivery) || self.withdrawn.contains(&seq) {
+            return;
+        }
+        let state = match why {
+            OverdueReason::Expired => State::Dead { at: now, reason: DeadReason::Expired },
+            OverdueReason::EndpointDeleted => State::Cancelled { at: now, reason: CancelReason::EndpointDeleted },
+        };
+        self.withdraw(partition, endpoint, delivery, seq, state, None, None);
+    }
+}
+
+fn test_id(event: &Event) -> [u8; 16] {
+    let mut id = [0u8; 16];
+    for (place, byte) in event.id.as_str().bytes().enumerate() {
+        let at = place % id.len();
+        id[at] = id[at].rotate_left(3) ^ byte;
+    }
+    id
+}

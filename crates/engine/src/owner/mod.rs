@@ -1,0 +1,265 @@
+//! What the owner of lanes knows, and what it wants done.
+//!
+//! Everything that happens to a node's deliveries comes in as a [`Wake`]; everything that has to be done about it goes out
+//! as a [`Deed`]. Whoever goes next is `core::scheduler`'s business; this is what lies around it: which endpoints are known,
+//! which payloads are at hand, what is to be recorded, who waits for an answer.
+//!
+//! Nothing in here waits, asks the time or touches the world. So the simulator can run it in virtual time, and let it die
+//! between any two steps.
+
+mod asked;
+mod news;
+mod ownership;
+mod sending;
+mod timeouts;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use posthaste_core::event::Event;
+use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
+use posthaste_core::scheduler::{Command, Scheduler, Seq};
+use posthaste_core::time::Timestamp;
+use posthaste_store::{Commanded, Epoch, LaneShown, LaneState, LeaveAlone, Partition, Record, Recorded};
+use tokio::sync::oneshot;
+
+use crate::Options;
+use crate::bodies::CachedBodies;
+use crate::tally::Tallies;
+
+use asked::Waiter;
+pub use news::{After, Bodiless, Deed, Errand, Life, Seen, Sending, Ticket, Wake};
+use ownership::{Known, KnownTenant};
+
+/// How many endpoints are taken up, and bodies read, in one go.
+const AT_ONCE_MAX: usize = 256;
+/// While more outcomes than this wait for their commit, nothing is sent.
+const UNRECORDED_MAX: usize = 4096;
+
+/// An event that somebody wants to see arrive, and who.
+type Test = (Arc<Event>, oneshot::Sender<Commanded>);
+
+#[derive(Debug)]
+pub struct Owner {
+    options: Options,
+    scheduler: Scheduler,
+    life: Life,
+    epochs: BTreeMap<Partition, Epoch>,
+    owned_since: Timestamp,
+    /// Under which what is still in flight is recorded.
+    left_epochs: BTreeMap<Partition, Epoch>,
+    /// Whose last owner has written down all that it knew.
+    handed_over: BTreeSet<Partition>,
+    left_alone: HashMap<EndpointId, Vec<LeaveAlone>>,
+    known: HashMap<EndpointId, Known>,
+    tenants: HashMap<TenantId, KnownTenant>,
+    taking_up: HashSet<EndpointId>,
+    to_take_up: Vec<EndpointId>,
+    bodies: CachedBodies,
+    bodiless: Vec<Bodiless>,
+    bytes_in_flight: usize,
+    records: Vec<Record>,
+    after: Vec<After>,
+    unrecorded: usize,
+    /// Taken out of their lanes and not yet recorded: nothing sends them, whatever a read brings.
+    withdrawn: HashSet<Seq>,
+    waiters: HashMap<Ticket, Waiter>,
+    tickets: Ticket,
+    /// Somebody wants to send a test there as soon as it is known.
+    tests: HashMap<EndpointId, Vec<Test>>,
+    /// Whoever waits for a test that is under way.
+    testers: HashMap<DeliveryId, oneshot::Sender<Commanded>>,
+    tallies: Tallies,
+    changed: BTreeSet<EndpointId>,
+    requests: usize,
+    is_stopping: bool,
+    deeds: Vec<Deed>,
+}
+
+impl Owner {
+    pub fn new(now: Timestamp, options: Options) -> Owner {
+        Owner {
+            scheduler: Scheduler::new(now, options.limits),
+            life: 0,
+            epochs: BTreeMap::new(),
+            owned_since: now,
+            left_epochs: BTreeMap::new(),
+            handed_over: BTreeSet::new(),
+            left_alone: HashMap::new(),
+            known: HashMap::new(),
+            tenants: HashMap::new(),
+            taking_up: HashSet::new(),
+            to_take_up: Vec::new(),
+            bodies: CachedBodies::new(options.cached_body_bytes_max),
+            bodiless: Vec::new(),
+            bytes_in_flight: 0,
+            records: Vec::new(),
+            after: Vec::new(),
+            unrecorded: 0,
+            withdrawn: HashSet::new(),
+            waiters: HashMap::new(),
+            tickets: 0,
+            tests: HashMap::new(),
+            testers: HashMap::new(),
+            tallies: Tallies::default(),
+            changed: BTreeSet::new(),
+            requests: 0,
+            is_stopping: false,
+            deeds: Vec::new(),
+            options,
+        }
+    }
+
+    /// Something has happened. What comes of it is told by [`Owner::next_deeds`].
+    pub fn wake(&mut self, now: Timestamp, wake: Wake) {
+        match wake {
+            Wake::Owns(claimed) => self.owns(now, claimed),
+            Wake::LeaseEnded => self.drop_everything(now),
+            Wake::GiveUp(partitions) => self.give_up(now, partitions),
+            Wake::RecordedElsewhere { endpoint, delivery } => self.scheduler.recorded_elsewhere(endpoint, delivery),
+            Wake::Work(endpoints) => endpoints.into_iter().for_each(|endpoint| self.look_at(now, endpoint)),
+            Wake::Fed(rows) => rows.into_iter().for_each(|row| self.fed(now, row)),
+            Wake::TakenUp { life, asked, found } if life == self.life => self.taken_up(now, &asked, found),
+            Wake::Read { life, endpoint, want, rows } if life == self.life => {
+                self.scheduler.refilled(endpoint, &want, rows.rows, rows.more, rows.seen);
+            }
+            Wake::Bodies { life, asked, found } if life == self.life => self.bodies_found(now, asked, found),
+            Wake::Answered { life, errand, attempt } if life == self.life => self.answered(now, errand, attempt),
+            Wake::Recorded { life, after, results } if life == self.life => self.recorded(now, after, &results),
+            Wake::ConfigurationMoved => {
+                let (life, tenants) = (self.life, self.tenants.keys().cloned().collect::<Vec<_>>());
+                if !tenants.is_empty() {
+                    self.deeds.push(Deed::CompareVersions { life, tenants });
+                }
+            }
+            Wake::Versions { life, versions } if life == self.life => self.compare(versions),
+            Wake::Restamped { life, endpoint } if life == self.life => self.scheduler.reread(endpoint),
+            Wake::Overdue(overdue) => overdue.into_iter().for_each(|overdue| self.end_overdue(now, overdue)),
+            Wake::Asked(asked) => self.asked(now, asked),
+            Wake::LookedUp { life, asked, rows } if life == self.life => self.looked_up(now, *asked, &rows),
+            Wake::Seen { life, endpoint, trigger, seen } if life == self.life => self.seen(now, endpoint, trigger, &seen),
+            Wake::NotCounted(minutes) => self.tallies.put_back(minutes),
+            // Of an earlier life. What was sent in it is somebody else's to send again.
+            Wake::TakenUp { .. }
+            | Wake::Read { .. }
+            | Wake::Bodies { .. }
+            | Wake::Recorded { .. }
+            | Wake::Versions { .. }
+            | Wake::Restamped { .. }
+            | Wake::LookedUp { .. }
+            | Wake::Seen { .. } => {}
+            Wake::Answered { .. } => self.requests -= 1,
+        }
+    }
+
+    /// What is to be done now. Nothing more until something happens, or until [`Owner::wake_at`].
+    pub fn next_deeds(&mut self, now: Timestamp) -> Vec<Deed> {
+        while self.may_start()
+            && let Some(command) = self.scheduler.next(now)
+        {
+            match command {
+                Command::Send { endpoint, delivery, attempt: _, is_probe } => self.send(now, endpoint, delivery, is_probe),
+                Command::End { endpoint, delivery, state } => self.end(endpoint, delivery, state),
+                Command::Read { endpoint, want, limit } => {
+                    self.deeds.push(Deed::Read { life: self.life, endpoint, want, limit });
+                }
+            }
+        }
+        let life = self.life;
+        let to_take_up = std::mem::take(&mut self.to_take_up);
+        self.deeds.extend(to_take_up.chunks(AT_ONCE_MAX).map(|chunk| Deed::TakeUp { life, endpoints: chunk.to_vec() }));
+        let bodiless = std::mem::take(&mut self.bodiless);
+        self.deeds.extend(bodiless.chunks(AT_ONCE_MAX).map(|chunk| Deed::ReadBodies { life, wanted: chunk.to_vec() }));
+        if !self.records.is_empty() {
+            self.unrecorded += self.records.len();
+            let (records, after) = (std::mem::take(&mut self.records), std::mem::take(&mut self.after));
+            self.deeds.push(Deed::Record { life, records, after });
+        }
+        std::mem::take(&mut self.deeds)
+    }
+
+    /// When to ask again if nothing happens.
+    pub fn wake_at(&self) -> Option<Timestamp> {
+        // While nothing may be started only news can change that.
+        self.scheduler.wake_at().filter(|_| self.may_start())
+    }
+
+    /// Nothing new is started from here on.
+    pub fn stop(&mut self) {
+        self.is_stopping = true;
+    }
+
+    /// Nothing is on its way, and everything is recorded.
+    pub fn is_at_rest(&self) -> bool {
+        self.requests == 0 && self.unrecorded == 0 && self.records.is_empty()
+    }
+
+    /// What is on its way, or not yet recorded.
+    pub fn unfinished(&self) -> usize {
+        self.requests + self.unrecorded
+    }
+
+    fn may_start(&self) -> bool {
+        !self.is_stopping && self.unrecorded < UNRECORDED_MAX && self.bytes_in_flight < self.options.in_flight_body_bytes_max
+    }
+
+    /// What has changed of the lanes since this was last asked, for whoever explains holds.
+    pub fn show(&mut self, now: Timestamp) {
+        let changed = std::mem::take(&mut self.changed);
+        let lanes: Vec<LaneShown> = changed.into_iter().filter_map(|endpoint| self.shown(now, endpoint)).collect();
+        if !lanes.is_empty() {
+            self.deeds.push(Deed::Show(lanes));
+        }
+    }
+
+    fn shown(&self, now: Timestamp, endpoint: EndpointId) -> Option<LaneShown> {
+        let known = self.known.get(&endpoint)?;
+        let facts = self.scheduler.facts(now, endpoint);
+        Some(LaneShown {
+            endpoint,
+            at: now,
+            memory: self.scheduler.memory(endpoint).unwrap_or_default(),
+            timeout: known.timeout,
+            tenant_bucket: self.scheduler.tenant_bucket(&known.tenant),
+            retries_from: facts.and_then(|facts| facts.retries_from),
+            has_slot: facts.is_none_or(|facts| facts.has_slot),
+            in_flight: self.scheduler.deliveries_in_flight(endpoint),
+        })
+    }
+
+    /// Counts that are not in the store yet.
+    pub fn count(&mut self) {
+        let minutes = self.tallies.take();
+        if !minutes.is_empty() {
+            self.deeds.push(Deed::Count(minutes));
+        }
+    }
+
+    /// What a clean stop writes, so that the next start knows it: the lanes that have something to remember.
+    pub fn lane_states(&self) -> Vec<Record> {
+        let lane = |(endpoint, known): (&EndpointId, &Known)| {
+            let memory = self.scheduler.memory(*endpoint)?;
+            Some(Record {
+                partition: known.partition,
+                epoch: *self.epochs.get(&known.partition)?,
+                endpoint: *endpoint,
+                recorded: Recorded::Nothing,
+                lane: Some(LaneState { memory, timeout: known.timeout }),
+                disables_endpoint: false,
+            })
+        };
+        self.known.iter().filter_map(lane).collect()
+    }
+
+    pub fn lane_count(&self) -> usize {
+        self.scheduler.lane_count()
+    }
+
+    pub fn in_flight(&self) -> u32 {
+        self.scheduler.in_flight()
+    }
+
+    pub fn partitions(&self) -> Vec<Partition> {
+        self.epochs.keys().copied().collect()
+    }
+}

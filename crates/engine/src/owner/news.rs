@@ -1,0 +1,211 @@
+//! What can happen to an owner, and what it can want done.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use posthaste_core::event::Event;
+use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
+use posthaste_core::scheduler::{Seq, Want};
+use posthaste_core::time::Timestamp;
+use posthaste_core::timeout::Trigger;
+use posthaste_store::{
+    Asked, AttemptRecord, Body, Claimed, Counts, DeliveryRow, Fed, HandedOver, LaneShown, Minute, Overdue, Partition, Record,
+    RecordedAs, StatisticsStep, TakenUp, WindowRows,
+};
+
+use crate::Target;
+
+/// Raised when everything is dropped: what was asked for in an earlier life is nobody's.
+pub type Life = u64;
+
+/// Everything that can happen.
+#[derive(Debug)]
+pub enum Wake {
+    /// These partitions are ours from now on.
+    Owns(Claimed),
+    /// Nothing is ours any more.
+    LeaseEnded,
+    /// These are given to somebody else; what is in flight there is still finished here.
+    GiveUp(Vec<Partition>),
+    /// The owner before has recorded what it had in flight.
+    RecordedElsewhere {
+        endpoint: EndpointId,
+        delivery: DeliveryId,
+    },
+    /// Endpoints that have something unfinished, or may have.
+    Work(Vec<EndpointId>),
+    /// Rows of our own commits.
+    Fed(Vec<Fed>),
+    TakenUp {
+        life: Life,
+        asked: Vec<EndpointId>,
+        found: Vec<TakenUp>,
+    },
+    Read {
+        life: Life,
+        endpoint: EndpointId,
+        want: Want,
+        rows: WindowRows,
+    },
+    Bodies {
+        life: Life,
+        asked: Vec<Bodiless>,
+        found: Vec<Body>,
+    },
+    Answered {
+        life: Life,
+        errand: Errand,
+        attempt: Box<AttemptRecord>,
+    },
+    Recorded {
+        life: Life,
+        after: Vec<After>,
+        results: Vec<RecordedAs>,
+    },
+    /// What people have said has changed somewhere.
+    ConfigurationMoved,
+    Versions {
+        life: Life,
+        versions: Vec<(TenantId, u64)>,
+    },
+    /// The rows of an endpoint are stamped with the classes that its quiet hours give them.
+    Restamped {
+        life: Life,
+        endpoint: EndpointId,
+    },
+    /// What waits and should not any more.
+    Overdue(Vec<Overdue>),
+    /// Somebody wants something.
+    Asked(Asked),
+    /// What the database says of what somebody wants.
+    LookedUp {
+        life: Life,
+        asked: Box<Asked>,
+        rows: Vec<DeliveryRow>,
+    },
+    Seen {
+        life: Life,
+        endpoint: EndpointId,
+        trigger: Option<Trigger>,
+        seen: Box<Seen>,
+    },
+    /// Counts that could not be written.
+    NotCounted(Vec<Minute>),
+}
+
+/// Everything that can be wanted.
+#[derive(Debug)]
+pub enum Deed {
+    /// Find the endpoints that have something unfinished.
+    FindWork,
+    TakeUp {
+        life: Life,
+        endpoints: Vec<EndpointId>,
+    },
+    Read {
+        life: Life,
+        endpoint: EndpointId,
+        want: Want,
+        limit: usize,
+    },
+    ReadBodies {
+        life: Life,
+        wanted: Vec<Bodiless>,
+    },
+    Send(Box<Sending>),
+    Record {
+        life: Life,
+        records: Vec<Record>,
+        after: Vec<After>,
+    },
+    CompareVersions {
+        life: Life,
+        tenants: Vec<TenantId>,
+    },
+    Restamp {
+        life: Life,
+        endpoint: EndpointId,
+    },
+    LookUp {
+        life: Life,
+        asked: Box<Asked>,
+    },
+    /// See what an endpoint's attempts were like, so that its timeout can be computed, or a shortening looked back at.
+    See {
+        life: Life,
+        endpoint: EndpointId,
+        trigger: Option<Trigger>,
+        shortened_at: Option<Timestamp>,
+    },
+    Show(Vec<LaneShown>),
+    Count(Vec<Minute>),
+    /// Write what is known of these lanes, and then give the partitions up.
+    HandOver {
+        partitions: Vec<Partition>,
+        lanes: Vec<Record>,
+        in_flight: Vec<HandedOver>,
+    },
+}
+
+/// A delivery whose turn has come and whose payload is not at hand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bodiless {
+    pub endpoint: EndpointId,
+    pub delivery: DeliveryId,
+    pub seq: Seq,
+    pub is_probe: bool,
+}
+
+/// One request that has to be made.
+#[derive(Debug)]
+pub struct Sending {
+    pub life: Life,
+    pub errand: Errand,
+    /// Counted from 1.
+    pub number: u32,
+    pub event: Arc<Event>,
+    pub target: Arc<Target>,
+    pub timeout: Duration,
+}
+
+/// What a request is made for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Errand {
+    pub endpoint: EndpointId,
+    pub delivery: DeliveryId,
+    pub seq: Seq,
+    /// Of no event that is kept: somebody wants to see what happens.
+    pub is_test: bool,
+    pub(super) bytes: usize,
+}
+
+/// What is done once a record is committed.
+#[derive(Clone, PartialEq, Debug)]
+pub enum After {
+    /// A delivery that was in flight.
+    Flight {
+        endpoint: EndpointId,
+        delivery: DeliveryId,
+    },
+    /// One that was taken out of its lane to be ended or made due.
+    Withdrawn {
+        endpoint: EndpointId,
+        delivery: DeliveryId,
+        seq: Seq,
+        still_waits: bool,
+        ticket: Option<Ticket>,
+    },
+    Nothing,
+}
+
+/// Who waits for some records.
+pub type Ticket = u64;
+
+/// What an endpoint's attempts were like.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Seen {
+    pub week: Option<StatisticsStep>,
+    pub day: Counts,
+    /// Since a shortening that is on trial.
+    pub since_shortened: Option<Counts>,
+}

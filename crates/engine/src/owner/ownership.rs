@@ -1,0 +1,272 @@
+//! What is ours: partitions, the endpoints in them, and what is known about each.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
+
+use posthaste_core::bucket::Bucket;
+use posthaste_core::id::{EndpointId, TenantId};
+use posthaste_core::scheduler::{Backlog, LaneConfig, LaneMemory};
+use posthaste_core::time::Timestamp;
+use posthaste_core::timeout::{Adaptive, Mode};
+use posthaste_store::{Claimed, Commanded, Epoch, Fed, HandedOver, LaneState, Partition, Record, Recorded, TakenUp};
+
+use super::timeouts::{DAY, HOUR};
+use super::{Deed, Owner};
+use crate::Target;
+use crate::tally::Recent;
+use crate::target::{lane_config, tenant_config};
+
+/// What is known about an endpoint beside its lane.
+#[derive(Debug)]
+pub(super) struct Known {
+    pub(super) target: Arc<Target>,
+    pub(super) tenant: TenantId,
+    pub(super) partition: Partition,
+    pub(super) config: LaneConfig,
+    pub(super) mode: Mode,
+    pub(super) timeout: Adaptive,
+    /// As the store has it.
+    pub(super) written: LaneMemory,
+    pub(super) recent: Recent,
+    /// When its timeout is computed next, if something is sent by then.
+    pub(super) computes_at: Timestamp,
+    pub(super) reviews_at: Timestamp,
+    pub(super) spiked_at: Option<Timestamp>,
+    pub(super) tested_at: Option<Timestamp>,
+    /// Its partition was given up. It stays until what is in flight is recorded.
+    pub(super) has_left: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct KnownTenant {
+    pub(super) version: u64,
+    pub(super) endpoints: BTreeSet<EndpointId>,
+}
+
+impl Owner {
+    pub(super) fn owns(&mut self, now: Timestamp, claimed: Claimed) {
+        if self.epochs.is_empty() {
+            self.owned_since = now;
+        }
+        self.handed_over.extend(claimed.handed_over);
+        for left in claimed.leave_alone {
+            self.left_alone.entry(left.endpoint).or_default().push(left);
+        }
+        let epochs: BTreeMap<Partition, Epoch> = claimed.partitions.into_iter().collect();
+        let is_more = epochs.iter().any(|(partition, epoch)| self.epochs.get(partition) != Some(epoch));
+        self.epochs = epochs;
+        if is_more {
+            self.deeds.push(Deed::FindWork);
+        }
+    }
+
+    /// An expired lease is never renewed: whoever had it begins anew.
+    pub(super) fn drop_everything(&mut self, now: Timestamp) {
+        let options = self.options.clone();
+        let (life, requests, is_stopping) = (self.life + 1, self.requests, self.is_stopping);
+        let tallies = std::mem::take(&mut self.tallies);
+        *self = Owner::new(now, options);
+        (self.life, self.requests, self.is_stopping, self.tallies) = (life, requests, is_stopping, tallies);
+    }
+
+    pub(super) fn give_up(&mut self, now: Timestamp, partitions: Vec<Partition>) {
+        let partitions: Vec<Partition> = partitions.into_iter().filter(|partition| self.epochs.contains_key(partition)).collect();
+        let (mut lanes, mut in_flight) = (Vec::new(), Vec::new());
+        let leaving: BTreeSet<EndpointId> = self
+            .known
+            .iter()
+            .filter(|(_, known)| partitions.contains(&known.partition) && !known.has_left)
+            .map(|(endpoint, _)| *endpoint)
+            .collect();
+        for endpoint in leaving {
+            let hand_over = self.scheduler.leave(endpoint);
+            let known = self.known.get_mut(&endpoint).expect("just found");
+            known.has_left = true;
+            let Some(hand_over) = hand_over else { continue };
+            let memory = hand_over.memory_under(now, &known.config);
+            lanes.push(Record {
+                partition: known.partition,
+                epoch: self.epochs[&known.partition],
+                endpoint,
+                recorded: Recorded::Nothing,
+                lane: Some(LaneState { memory, timeout: known.timeout }),
+                disables_endpoint: false,
+            });
+            let until = now + self.options.request_max();
+            let seq = |delivery| self.scheduler.in_flight_entry(endpoint, delivery).expect("in flight until recorded").seq;
+            in_flight.extend(hand_over.in_flight.into_iter().map(|delivery| HandedOver { seq: seq(delivery), until }));
+        }
+        for partition in &partitions {
+            if let Some(epoch) = self.epochs.remove(partition) {
+                self.left_epochs.insert(*partition, epoch);
+            }
+            self.handed_over.remove(partition);
+        }
+        self.deeds.push(Deed::HandOver { partitions, lanes, in_flight });
+    }
+
+    /// There may be something to send there.
+    pub(super) fn look_at(&mut self, now: Timestamp, endpoint: EndpointId) {
+        if self.has_lane(now, endpoint, Backlog::Unknown) {
+            self.scheduler.hint(endpoint);
+        }
+    }
+
+    /// Makes the lane of an endpoint that is known, or has it taken up.
+    pub(super) fn has_lane(&mut self, now: Timestamp, endpoint: EndpointId, backlog: Backlog) -> bool {
+        if self.scheduler.has_lane(endpoint) && self.known.get(&endpoint).is_some_and(|known| !known.has_left) {
+            return true;
+        }
+        let Some(known) = self.known.get(&endpoint).filter(|known| !known.has_left) else {
+            self.take_up(endpoint);
+            return false;
+        };
+        if !self.epochs.contains_key(&known.partition) {
+            return false;
+        }
+        // It was forgotten, so there is nothing to remember.
+        self.scheduler.configure(now, &known.tenant, endpoint, known.config.clone(), LaneMemory::new(), backlog);
+        true
+    }
+
+    pub(super) fn take_up(&mut self, endpoint: EndpointId) {
+        if self.taking_up.insert(endpoint) {
+            self.to_take_up.push(endpoint);
+        }
+    }
+
+    pub(super) fn fed(&mut self, now: Timestamp, row: Fed) {
+        if !self.epochs.contains_key(&row.partition) {
+            return;
+        }
+        self.bodies.keep(row.entry.seq, row.event);
+        // A lane that was forgotten had nothing in the store, and hears of everything since.
+        if self.has_lane(now, row.endpoint, Backlog::None) {
+            self.scheduler.offer(row.endpoint, row.entry);
+        }
+    }
+
+    pub(super) fn taken_up(&mut self, now: Timestamp, asked: &[EndpointId], found: Vec<TakenUp>) {
+        for endpoint in asked {
+            self.taking_up.remove(endpoint);
+        }
+        let found_ids: HashSet<EndpointId> = found.iter().map(|taken_up| taken_up.endpoint.endpoint.id).collect();
+        for endpoint in asked.iter().filter(|endpoint| !found_ids.contains(endpoint)) {
+            for (_, answer) in self.tests.remove(endpoint).unwrap_or_default() {
+                let _ = answer.send(Commanded::NotFound);
+            }
+        }
+        let tenants: BTreeSet<TenantId> = found.iter().map(|taken_up| taken_up.endpoint.endpoint.tenant.clone()).collect();
+        for taken_up in found {
+            self.take_over(now, taken_up);
+        }
+        // What has changed while it was read is not in it.
+        let tenants: Vec<TenantId> = tenants.into_iter().filter(|tenant| self.tenants.contains_key(tenant)).collect();
+        if !tenants.is_empty() {
+            self.deeds.push(Deed::CompareVersions { life: self.life, tenants });
+        }
+        self.make_room();
+    }
+
+    pub(super) fn take_over(&mut self, now: Timestamp, taken_up: TakenUp) {
+        let (config, mode) = lane_config(&self.options, &taken_up);
+        let TakenUp { endpoint: stored, tenant, lane } = taken_up;
+        let (endpoint, partition) = (stored.endpoint.id, stored.partition);
+        if !self.epochs.contains_key(&partition) {
+            return;
+        }
+        let name = stored.endpoint.tenant.clone();
+        let tenant_config = tenant_config(tenant.as_ref());
+        let is_new_tenant = tenant.as_ref().is_some_and(|tenant| tenant.created_at >= self.owned_since);
+        let bucket = match tenant_config.rate_limit {
+            Some(limit) if !is_new_tenant => Bucket::empty(self.owned_since, limit),
+            Some(_) | None => Bucket::full(),
+        };
+        self.scheduler.configure_tenant(now, &name, tenant_config, bucket);
+        let version = tenant.map_or(0, |tenant| tenant.version);
+        let known_tenant = self.tenants.entry(name.clone()).or_insert_with(|| KnownTenant { version, endpoints: BTreeSet::new() });
+        // Endpoints of one tenant may be read one after the other: what was seen first is what is known of all.
+        known_tenant.version = known_tenant.version.min(version);
+        known_tenant.endpoints.insert(endpoint);
+        let is_new = stored.endpoint.created_at >= self.owned_since;
+        let (memory, timeout) = lane.map_or((LaneMemory::new(), Adaptive::default()), |lane| (lane.memory, lane.timeout));
+        let computed_at = timeout.learned().map_or(stored.endpoint.created_at, |learned| learned.computed_at);
+        let target = Arc::new(Target::new(stored));
+        if let Some(known) = self.known.get_mut(&endpoint).filter(|known| !known.has_left) {
+            let restamps = known.config.schedule != config.schedule;
+            known.target = target;
+            known.config = config.clone();
+            known.mode = mode;
+            if restamps {
+                self.deeds.push(Deed::Restamp { life: self.life, endpoint });
+            }
+            if self.scheduler.has_lane(endpoint) {
+                self.scheduler.configure(now, &name, endpoint, config, memory, Backlog::Unknown);
+            }
+        } else {
+            let written = memory;
+            let memory = if is_new {
+                memory
+            } else if self.handed_over.contains(&partition) {
+                memory.handed_over(&config)
+            } else {
+                memory.after_a_crash(self.owned_since, &config)
+            };
+            self.scheduler.configure(now, &name, endpoint, config.clone(), memory, Backlog::Unknown);
+            self.known.insert(
+                endpoint,
+                Known {
+                    target,
+                    tenant: name,
+                    partition,
+                    config,
+                    mode,
+                    timeout,
+                    written,
+                    recent: Recent::default(),
+                    computes_at: computed_at + DAY,
+                    reviews_at: now + HOUR,
+                    spiked_at: None,
+                    tested_at: None,
+                    has_left: false,
+                },
+            );
+        }
+        for left in self.left_alone.remove(&endpoint).unwrap_or_default() {
+            self.scheduler.leave_alone(endpoint, left.delivery, left.ordering_key, left.until);
+        }
+        for (event, answer) in self.tests.remove(&endpoint).unwrap_or_default() {
+            self.test(now, endpoint, event, answer);
+        }
+        self.changed.insert(endpoint);
+    }
+
+    /// Forgets endpoints that have nothing to send, when there are too many.
+    pub(super) fn make_room(&mut self) {
+        if self.known.len() <= self.options.endpoints_known_max {
+            return;
+        }
+        let Owner { known, tenants, scheduler, .. } = self;
+        known.retain(|endpoint, known| {
+            let stays = scheduler.has_lane(*endpoint);
+            if !stays && let Some(tenant) = tenants.get_mut(&known.tenant) {
+                tenant.endpoints.remove(endpoint);
+            }
+            stays
+        });
+        tenants.retain(|_, tenant| !tenant.endpoints.is_empty());
+    }
+
+    pub(super) fn compare(&mut self, versions: Vec<(TenantId, u64)>) {
+        for (tenant, version) in versions {
+            let Some(known) = self.tenants.get_mut(&tenant) else { continue };
+            if known.version != version {
+                // What is read from now on is at least this.
+                known.version = u64::MAX;
+                for endpoint in known.endpoints.clone() {
+                    self.take_up(endpoint);
+                }
+            }
+        }
+    }
+}

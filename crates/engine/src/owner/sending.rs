@@ -1,0 +1,204 @@
+//! From a turn to a record: payload, request, answer, what is remembered of it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use posthaste_core::delivery::{CancelReason, DeadReason, State};
+use posthaste_core::event::Event;
+use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
+use posthaste_core::scheduler::{Decision, Entry, LaneMemory, Seq};
+use posthaste_core::time::Timestamp;
+use posthaste_core::timeout::Mode;
+use posthaste_store::{AttemptRecord, Body, BodyError, Commanded, LaneState, Partition, Record, Recorded, RecordedAs};
+
+use super::{After, Bodiless, Deed, Errand, Owner, Sending};
+use crate::bodies::weight;
+use crate::tally::is_timeout;
+
+impl Owner {
+    pub(super) fn send(&mut self, now: Timestamp, endpoint: EndpointId, delivery: DeliveryId, is_probe: bool) {
+        let seq = self.entry(endpoint, delivery).seq;
+        if self.withdrawn.contains(&seq) {
+            self.scheduler.unsendable(now, endpoint, delivery);
+            self.scheduler.ended(endpoint, delivery);
+            return;
+        }
+        let wanted = Bodiless { endpoint, delivery, seq, is_probe };
+        match self.bodies.take(seq) {
+            Some(event) => self.post(wanted, event),
+            None => self.bodiless.push(wanted),
+        }
+    }
+
+    pub(super) fn post(&mut self, wanted: Bodiless, event: Arc<Event>) {
+        let Bodiless { endpoint, delivery, seq, is_probe } = wanted;
+        let number = self.entry(endpoint, delivery).attempts + 1;
+        let known = self.known.get(&endpoint).expect("a lane is of a known endpoint");
+        let rules = &self.options.timeouts;
+        let timeout = if is_probe {
+            known.timeout.in_force_for_probe(known.mode, rules)
+        } else {
+            known.timeout.in_force(known.mode, rules).0
+        };
+        let bytes = weight(&event);
+        self.bytes_in_flight += bytes;
+        self.requests += 1;
+        let errand = Errand { endpoint, delivery, seq, is_test: false, bytes };
+        let target = Arc::clone(&known.target);
+        self.changed.insert(endpoint);
+        self.deeds.push(Deed::Send(Box::new(Sending { life: self.life, errand, number, event, target, timeout })));
+    }
+
+    pub(super) fn bodies_found(&mut self, now: Timestamp, asked: Vec<Bodiless>, found: Vec<Body>) {
+        let mut found: HashMap<Seq, Body> = found.into_iter().map(|body| (body.seq, body)).collect();
+        for wanted in asked {
+            let Bodiless { endpoint, delivery, seq, .. } = wanted;
+            match found.remove(&seq).map(|body| body.event) {
+                Some(Ok(event)) => self.post(wanted, Arc::new(event)),
+                Some(Err(problem)) => {
+                    self.scheduler.unsendable(now, endpoint, delivery);
+                    let state = match problem {
+                        BodyError::Erased => State::Cancelled { at: now, reason: CancelReason::Requested },
+                        BodyError::Corrupt(error) => {
+                            tracing::error!(%delivery, %error, "a stored payload is damaged: it is not sent");
+                            State::Dead { at: now, reason: DeadReason::Corrupt }
+                        }
+                    };
+                    self.move_in_flight(endpoint, delivery, seq, state);
+                }
+                // The row itself is gone: its tenant was deleted.
+                None => {
+                    self.scheduler.unsendable(now, endpoint, delivery);
+                    self.scheduler.ended(endpoint, delivery);
+                }
+            }
+        }
+    }
+
+    /// Ends a delivery that a lane says has to end.
+    pub(super) fn end(&mut self, endpoint: EndpointId, delivery: DeliveryId, state: State) {
+        let seq = self.entry(endpoint, delivery).seq;
+        if self.withdrawn.contains(&seq) {
+            self.scheduler.ended(endpoint, delivery);
+            return;
+        }
+        self.bodies.take(seq);
+        self.move_in_flight(endpoint, delivery, seq, state);
+    }
+
+    pub(super) fn move_in_flight(&mut self, endpoint: EndpointId, delivery: DeliveryId, seq: Seq, state: State) {
+        let recorded = Recorded::Moved { seq, state, audit: None };
+        self.record(endpoint, recorded, None, false, After::Flight { endpoint, delivery });
+    }
+
+    pub(super) fn entry(&self, endpoint: EndpointId, delivery: DeliveryId) -> &Entry {
+        self.scheduler.in_flight_entry(endpoint, delivery).expect("in flight until recorded")
+    }
+
+    pub(super) fn answered(&mut self, now: Timestamp, errand: Errand, attempt: Box<AttemptRecord>) {
+        let Errand { endpoint, delivery, seq, is_test, bytes } = errand;
+        self.requests -= 1;
+        self.bytes_in_flight -= bytes;
+        self.changed.insert(endpoint);
+        if is_test {
+            self.scheduler.finish_test_send(endpoint);
+            if let Some(answer) = self.testers.remove(&delivery) {
+                let _ = answer.send(Commanded::Tested(attempt));
+            }
+            return;
+        }
+        let decision = self.scheduler.finished(now, endpoint, delivery, &attempt.outcome);
+        let memory = self.scheduler.memory(endpoint).expect("a lane stays while something of it is in flight");
+        let known = self.known.get_mut(&endpoint).expect("a lane is of a known endpoint");
+        tell(endpoint, &known.tenant, delivery, &attempt, &decision);
+        self.tallies.add(endpoint, &known.tenant, &attempt, decision.verdict);
+        known.recent.add(now, is_timeout(&attempt.outcome));
+        let lane = differs(&known.written, &memory).then(|| {
+            known.written = memory;
+            LaneState { memory, timeout: known.timeout }
+        });
+        if known.mode == Mode::Adaptive {
+            self.consider_timeout(now, endpoint, memory.breaker);
+        }
+        let recorded = Recorded::Attempt { seq, attempt, state: decision.verdict.state(now) };
+        self.record(endpoint, recorded, lane, decision.disables_endpoint, After::Flight { endpoint, delivery });
+    }
+
+    pub(super) fn record(
+        &mut self,
+        endpoint: EndpointId,
+        recorded: Recorded,
+        lane: Option<LaneState>,
+        disables_endpoint: bool,
+        after: After,
+    ) {
+        let partition = self.known.get(&endpoint).expect("a lane is of a known endpoint").partition;
+        self.record_in(partition, endpoint, recorded, lane, disables_endpoint, after);
+    }
+
+    pub(super) fn record_in(
+        &mut self,
+        partition: Partition,
+        endpoint: EndpointId,
+        recorded: Recorded,
+        lane: Option<LaneState>,
+        disables_endpoint: bool,
+        after: After,
+    ) {
+        // What was in flight when its partition was given up is recorded under the epoch that it was begun in.
+        let epoch = self.epochs.get(&partition).or(self.left_epochs.get(&partition)).copied().unwrap_or(0);
+        self.records.push(Record { partition, epoch, endpoint, recorded, lane, disables_endpoint });
+        self.after.push(after);
+    }
+
+    pub(super) fn recorded(&mut self, now: Timestamp, after: Vec<After>, results: &[RecordedAs]) {
+        self.unrecorded -= after.len();
+        for (after, result) in after.into_iter().zip(results) {
+            match after {
+                After::Flight { endpoint, delivery } => {
+                    if *result == RecordedAs::NotOwner {
+                        tracing::warn!(%delivery, "an attempt was not recorded: somebody else owns its delivery now");
+                    }
+                    self.scheduler.recorded(endpoint, delivery);
+                    self.changed.insert(endpoint);
+                }
+                After::Withdrawn { endpoint, delivery, seq, still_waits, ticket } => {
+                    // A read that looked before the commit may bring it back: it is told apart from now on.
+                    let _ = self.scheduler.withdraw(endpoint, delivery, seq);
+                    self.withdrawn.remove(&seq);
+                    if still_waits {
+                        self.look_at(now, endpoint);
+                    }
+                    if let Some(ticket) = ticket {
+                        self.answer(ticket, *result == RecordedAs::Done);
+                    }
+                }
+                After::Nothing => {}
+            }
+        }
+    }
+}
+
+/// Whether there is something that has to survive a crash. The bucket does not: after one nobody knows what was spent.
+fn differs(written: &LaneMemory, memory: &LaneMemory) -> bool {
+    let lasting = |memory: &LaneMemory| (memory.breaker, memory.health, memory.held_until, memory.slow_start);
+    lasting(written) != lasting(memory)
+}
+
+/// One line for every attempt.
+fn tell(endpoint: EndpointId, tenant: &TenantId, delivery: DeliveryId, attempt: &AttemptRecord, decision: &Decision) {
+    tracing::info!(
+        %delivery, %endpoint, %tenant, attempt = attempt.number, outcome = ?attempt.outcome,
+        response_time_ms = attempt.response_time.as_millis(), timeout_ms = attempt.timeout.as_millis(),
+        verdict = ?decision.verdict, "webhook_delivery_attempt"
+    );
+    if let Some(transition) = decision.transition {
+        tracing::warn!(%endpoint, %tenant, ?transition, "circuit_changed");
+    }
+    if let Some(news) = decision.news {
+        tracing::warn!(%endpoint, %tenant, ?news, "endpoint_health_changed");
+    }
+    if decision.disables_endpoint {
+        tracing::warn!(%endpoint, %tenant, "endpoint_disabled");
+    }
+}

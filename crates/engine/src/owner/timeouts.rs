@@ -1,0 +1,62 @@
+//! Timeouts that are learned: when to look, and what comes of it.
+
+use std::time::Duration;
+
+use posthaste_core::circuit::Breaker;
+use posthaste_core::id::EndpointId;
+use posthaste_core::time::Timestamp;
+use posthaste_core::timeout::{Evidence, Tally, Trigger};
+use posthaste_store::{Counts, LaneState, Recorded};
+
+use super::{After, Deed, Owner, Seen};
+use crate::tally::BETWEEN_SPIKES;
+
+pub(super) const DAY: Duration = Duration::from_hours(24);
+pub(super) const HOUR: Duration = Duration::from_hours(1);
+
+impl Owner {
+    pub(super) fn consider_timeout(&mut self, now: Timestamp, endpoint: EndpointId, breaker: Breaker) {
+        let known = self.known.get_mut(&endpoint).expect("just sent there");
+        let is_closed = matches!(breaker, Breaker::Closed { .. });
+        let may_spike = known.spiked_at.is_none_or(|spiked_at| spiked_at + BETWEEN_SPIKES <= now);
+        let shortened_at = known.timeout.shortened_at(now);
+        let trigger = if may_spike && known.recent.tally().is_spike(is_closed) {
+            known.spiked_at = Some(now);
+            Some(Trigger::Spike)
+        } else if known.computes_at <= now {
+            known.computes_at = now + DAY;
+            Some(Trigger::Daily)
+        } else if shortened_at.is_some() && known.reviews_at <= now {
+            None
+        } else {
+            return;
+        };
+        known.reviews_at = now + HOUR;
+        self.deeds.push(Deed::See { life: self.life, endpoint, trigger, shortened_at });
+    }
+
+    pub(super) fn seen(&mut self, now: Timestamp, endpoint: EndpointId, trigger: Option<Trigger>, seen: &Seen) {
+        let Some(known) = self.known.get_mut(&endpoint) else { return };
+        let tally = |counts: Counts| Tally { attempts: counts.attempts, timeouts: counts.timeouts };
+        let before = known.timeout;
+        let undone = seen.since_shortened.and_then(|counts| known.timeout.review(now, tally(counts)));
+        if let (None, Some(trigger), Some(week)) = (undone, trigger, &seen.week) {
+            let evidence = Evidence {
+                endpoint_created_at: known.target.stored.endpoint.created_at,
+                successes: &week.successes,
+                timeouts: &week.timeouts,
+                last_day: tally(seen.day),
+            };
+            let change = known.timeout.recompute(now, trigger, &evidence, &self.options.timeouts);
+            tracing::info!(%endpoint, ?trigger, ?change, "timeout_computed");
+        }
+        if known.timeout == before {
+            return;
+        }
+        let memory = self.scheduler.memory(endpoint).unwrap_or_default();
+        known.written = memory;
+        let lane = Some(LaneState { memory, timeout: known.timeout });
+        self.changed.insert(endpoint);
+        self.record(endpoint, Recorded::Nothing, lane, false, After::Nothing);
+    }
+}

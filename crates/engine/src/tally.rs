@@ -1,0 +1,114 @@
+//! What was tried at an endpoint: counts for each minute, kept in the store, and a short memory for sudden changes.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
+
+use posthaste_core::delivery::{Outcome, Silence, Verdict};
+use posthaste_core::id::{EndpointId, TenantId};
+use posthaste_core::time::Timestamp;
+use posthaste_core::timeout::Tally;
+use posthaste_store::{AttemptRecord, Minute};
+
+const MINUTE_MILLIS: i64 = 60_000;
+/// How far back a sudden run of timeouts is looked for.
+const RECENT_MINUTES: i64 = 10;
+
+/// Counts that are not in the store yet.
+#[derive(Debug, Default)]
+pub(crate) struct Tallies(HashMap<(EndpointId, Timestamp), Minute>);
+
+impl Tallies {
+    pub(crate) fn add(&mut self, endpoint: EndpointId, tenant: &TenantId, attempt: &AttemptRecord, verdict: Verdict) {
+        let minute = start_of_minute(attempt.attempted_at);
+        let minute = self.0.entry((endpoint, minute)).or_insert_with(|| Minute {
+            endpoint,
+            tenant: tenant.clone(),
+            minute,
+            counts: posthaste_store::Counts::default(),
+            successes: posthaste_core::latency::LatencySketch::default(),
+            timeouts: posthaste_core::latency::LatencySketch::default(),
+        });
+        minute.counts.attempts += 1;
+        match verdict {
+            Verdict::Delivered => {
+                minute.counts.successes += 1;
+                minute.counts.delivered += 1;
+                minute.successes.record(attempt.response_time);
+            }
+            Verdict::Dead(_) => minute.counts.dead += 1,
+            Verdict::RetryAt(_) => minute.counts.retried += 1,
+        }
+        if is_timeout(&attempt.outcome) {
+            minute.counts.timeouts += 1;
+            minute.timeouts.record(attempt.timeout);
+        }
+    }
+
+    pub(crate) fn take(&mut self) -> Vec<Minute> {
+        self.0.drain().map(|(_, minute)| minute).collect()
+    }
+
+    /// They could not be written: they are added to the next ones.
+    pub(crate) fn put_back(&mut self, minutes: Vec<Minute>) {
+        for minute in minutes {
+            let key = (minute.endpoint, minute.minute);
+            match self.0.get_mut(&key) {
+                None => {
+                    self.0.insert(key, minute);
+                }
+                Some(present) => {
+                    present.counts.add(minute.counts);
+                    present.successes.merge(&minute.successes);
+                    present.timeouts.merge(&minute.timeouts);
+                }
+            }
+        }
+    }
+}
+
+pub(crate) fn is_timeout(outcome: &Outcome) -> bool {
+    *outcome == Outcome::Silent(Silence::Timeout)
+}
+
+fn start_of_minute(at: Timestamp) -> Timestamp {
+    Timestamp::from_millis(at.as_millis() - at.as_millis().rem_euclid(MINUTE_MILLIS))
+}
+
+/// The last ten minutes of one endpoint.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Recent(BTreeMap<Timestamp, Tally>);
+
+impl Recent {
+    pub(crate) fn add(&mut self, now: Timestamp, timed_out: bool) {
+        let oldest = Timestamp::from_millis(start_of_minute(now).as_millis() - RECENT_MINUTES * MINUTE_MILLIS);
+        self.0 = self.0.split_off(&oldest);
+        let minute = self.0.entry(start_of_minute(now)).or_default();
+        minute.attempts += 1;
+        minute.timeouts += u64::from(timed_out);
+    }
+
+    pub(crate) fn tally(&self) -> Tally {
+        self.0.values().fold(Tally::default(), |sum, minute| Tally {
+            attempts: sum.attempts + minute.attempts,
+            timeouts: sum.timeouts + minute.timeouts,
+        })
+    }
+}
+
+/// How long after a computation that a spike has led to the next one may.
+pub(crate) const BETWEEN_SPIKES: Duration = Duration::from_mins(10);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_last_ten_minutes_count_for_a_spike() {
+        let mut recent = Recent::default();
+        (0..30).for_each(|n| recent.add(Timestamp::from_millis(n * 1000), true));
+        assert!(recent.tally().is_spike(true));
+        assert_eq!(recent.tally(), Tally { attempts: 30, timeouts: 30 });
+        recent.add(Timestamp::from_millis(12 * MINUTE_MILLIS), false);
+        assert_eq!(recent.tally(), Tally { attempts: 1, timeouts: 0 });
+    }
+}

@@ -1,0 +1,599 @@
+//! Settings are read here and nowhere else: flags over environment over file over defaults.
+//!
+//! One table says everything about a setting: its name (from which follow the flag, the variable and the key in the
+//! file), how it is read, its default, and what it is for. To add one, add a line. Every mistake is reported at once,
+//! with where it came from and what is allowed, before a port is bound.
+
+mod rule;
+mod source;
+
+use std::fmt::Write;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ipnet::IpNet;
+use posthaste_core::bucket::RateLimit;
+use posthaste_core::circuit::CircuitPolicy;
+use posthaste_core::endpoint::Policies;
+use posthaste_core::event::TypePatterns;
+use posthaste_core::quiet_hours::{QuietHours, Window};
+use posthaste_core::retry::{Jitter, RetryPolicy, Strategy};
+use posthaste_core::timeout::{Mode, Pinned, TimeoutRules};
+use posthaste_store::{MasterKey, SecretText};
+
+use rule::{
+    Kind, Rule, address, api_key, boolean, bytes, database_address, free_text, ip, list, log_levels, master_key, network, number,
+    one_of, optional, path, proxy_address, type_patterns, web_address, window,
+};
+pub(crate) use source::{Flags, Mistakes};
+use source::{Given, Together};
+
+const MIB: usize = 1024 * 1024;
+const GIB: usize = 1024 * MIB;
+
+/// Makes the struct, the table and the reading of one from the other.
+macro_rules! settings {
+    ($($section:literal { $($name:ident: $type:ty = $rule:expr, $default:literal, $purpose:literal;)* })*) => {
+        /// Everything that can be set, as it was understood.
+        #[derive(Clone, Debug)]
+        #[allow(dead_code, reason = "a setting is accepted, checked and shown before the part that it is for can take it")]
+        pub(crate) struct Settings {
+            $($(#[doc = $purpose] pub(crate) $name: $type,)*)*
+        }
+
+        pub(crate) fn table() -> Vec<Setting> {
+            vec![$($(Setting::new($section, stringify!($name), &$rule, $default, $purpose),)*)*]
+        }
+
+        /// A value that cannot be read is a mistake, and its default takes its place so that the rest can be looked at.
+        fn read(given: &mut Given, mistakes: &mut Mistakes) -> Settings {
+            Settings { $($($name: given.read(stringify!($name), &$rule, $default, mistakes),)*)* }
+        }
+    };
+}
+
+settings! {
+    "The server" {
+        listen: SocketAddr = address(), "127.0.0.1:8080", "Where the API is served";
+        metrics_listen: Option<SocketAddr> = optional(address()), "", "Where metrics are served, if not beside the API";
+        public_url: Option<String> = optional(web_address()), "", "The server's own address for people; from `listen` unless set";
+        data_dir: PathBuf = path(), "./posthaste-data", "Where the database and the keys are kept";
+        database_url: Option<SecretText> = optional(database_address()), "", "PostgreSQL, for many nodes; SQLite in the data directory unless set";
+        role: Vec<Role> = list(one_of(&ROLES)), "all", "What this process does: all, or some of api, deliver, relay (with PostgreSQL)";
+        outbox: Option<SecretText> = optional(database_address()), "", "The application's database whose outbox is relayed";
+        connections_max: usize = number(16, 1_000_000), "4096", "Open connections to the API; further callers are told to come back";
+        header_timeout_ms: u64 = number(1_000, 600_000), "30000", "How long a caller may take over the head of a request";
+        strict_tenants: bool = boolean(), "false", "Refuse tenants that nobody has made";
+    }
+    "Keys" {
+        admin_key: Option<SecretText> = optional(api_key()), "", "The first admin key; made at first start unless set";
+        master_key: Option<MasterKey> = optional(master_key()), "", "Seals secrets; made at first start unless set, required with PostgreSQL";
+        previous_master_keys: Vec<MasterKey> = list(master_key()), "", "Master keys from before a rotation; they only open";
+    }
+    "Logs" {
+        log: String = log_levels(), "info", "What is logged, also by module: `info,posthaste_store=debug`";
+        log_format: LogFormat = one_of(&LOG_FORMATS), "human", "How: human or json";
+    }
+    "Where deliveries may go" {
+        allow_networks: Vec<IpNet> = list(network()), "", "Networks that deliveries may reach although they are private";
+        allow_http: bool = boolean(), "false", "Allow endpoints without TLS";
+        proxy: Option<SecretText> = optional(proxy_address()), "", "A proxy that all deliveries go through";
+        bind_address: Option<IpAddr> = optional(ip()), "", "The address that deliveries come from";
+        extra_roots: Vec<PathBuf> = list(path()), "", "Files with root certificates to trust beside the usual ones (PEM)";
+    }
+    "Limits" {
+        payload_bytes_max: usize = bytes(1024, 64 * MIB), "1MiB", "The body of a request other than a batch";
+        batch_events_max: usize = number(1, 100_000), "1000", "Events in a batch";
+        batch_bytes_max: usize = bytes(1024, GIB), "16MiB", "The body of a batch";
+        endpoints_per_tenant_max: u32 = number(1, 1_000_000), "1000", "Endpoints of one tenant";
+        types_per_endpoint_max: usize = number(1, TypePatterns::COUNT_MAX), "1000", "Event types that an endpoint may list";
+        in_flight_per_endpoint: u32 = number(1, 1_000), "16", "Requests in flight to one endpoint, unless the endpoint says";
+        in_flight_per_tenant: u32 = number(1, 100_000), "256", "Requests in flight of one tenant, unless the tenant says";
+        in_flight_max: usize = number(1, 100_000), "1024", "Requests in flight from this process";
+        replays_per_minute: u32 = number(1, 1_000_000), "600", "Deliveries that one replay makes in a minute";
+        test_send_pause_seconds: u64 = number(0, 86_400), "5", "Between two test-sends to one endpoint";
+        api_rate: u32 = number(1, 16_000), "100", "Calls in a second with one key, publishing apart";
+        api_burst: u32 = number(1, 1_000_000), "1000", "Calls at once with one key, publishing apart";
+        retries_per_minute_max: Option<u32> = optional(number(1, 1_000_000)), "", "For incidents: second and later tries of everybody together";
+        request_bytes_max: usize = bytes(MIB, 64 * GIB), "32MiB", "Bodies of requests that are being read, together";
+        commit_queue_bytes_max: usize = bytes(MIB, 64 * GIB), "32MiB", "What waits to be written";
+        cached_body_bytes_max: usize = bytes(MIB, 64 * GIB), "32MiB", "Payloads kept in memory for deliveries that wait";
+        in_flight_bytes_max: usize = bytes(MIB, 64 * GIB), "32MiB", "Payloads in flight";
+    }
+    "What is kept" {
+        retention_days: u32 = number(1, 365), "30", "How long events and deliveries are kept, unless the tenant says";
+        dead_letters_kept_days: u32 = number(1, 3_650), "30", "How long dead letters are kept";
+        audit_kept_days: u32 = number(1, 36_500), "365", "How long the audit log is kept";
+        idempotency_keys_kept_hours: u32 = number(1, 8_760), "24", "How long idempotency keys are remembered";
+    }
+    "Policies, where neither tenant nor endpoint says anything" {
+        retry_strategy: RetryStrategy = one_of(&RETRY_STRATEGIES), "schedule", "schedule (a list of delays) or exponential";
+        retry_delays_seconds: Vec<u64> = list(number(0, 604_800)), "30,120,600,1800,7200,21600,86400", "Delays between tries (schedule)";
+        retry_max_attempts: u32 = number(1, 50), "8", "Tries in all";
+        retry_base_ms: u64 = number(1, 86_400_000), "1000", "The first delay (exponential)";
+        retry_factor: f64 = number(1.0, 10.0), "2", "What each delay is multiplied with (exponential)";
+        retry_cap_ms: u64 = number(1, 604_800_000), "3600000", "The longest delay (exponential)";
+        retry_jitter: JitterKind = one_of(&JITTERS), "full", "How delays are spread: full, equal, proportional, decorrelated, none (exponential)";
+        retry_jitter_percent: u32 = number(0, 100), "20", "By how much (schedule, proportional)";
+        retry_also_statuses: Vec<u16> = list(number(400, 499)), "", "Statuses that are worth another try although they are permanent";
+        circuit_failure_threshold: u32 = number(1, 1_000), "5", "Failures in a row that open the circuit";
+        circuit_probe_interval_seconds: u64 = number(1, 86_400), "60", "Between two probes of an open circuit";
+        rate_limit_max_per_minute: Option<u32> = optional(number(1, 1_000_000)), "", "Requests to one endpoint, sustained; with the next";
+        rate_limit_burst_capacity: Option<u32> = optional(number(1, 1_000_000)), "", "Requests to one endpoint, at once; with the one before";
+        quiet_hours: Vec<Window> = list(window()), "", "When endpoints are not called: 22:00-06:00, on some days 22:00-06:00 sat sun";
+        quiet_hours_timezone: String = free_text(), "UTC", "The time zone of quiet hours, such as Europe/Berlin";
+        quiet_hours_applies_to: TypePatterns = type_patterns(), "", "Event types that wait in quiet hours; all unless set";
+        quiet_hours_bypass_event_types: TypePatterns = type_patterns(), "", "Event types that do not";
+        timeout_mode: TimeoutMode = one_of(&TIMEOUT_MODES), "adaptive", "adaptive (learned) or manual (`timeout_ms`)";
+        timeout_ms: u64 = number(1_000, 60_000), "10000", "How long answers may take (manual)";
+        timeout_default_ms: u64 = number(1_000, 60_000), "10000", "The same until enough is known (adaptive)";
+        timeout_min_ms: u64 = number(1_000, 60_000), "1000", "The shortest learned timeout";
+        timeout_max_ms: u64 = number(1_000, 60_000), "30000", "The longest learned timeout";
+        timeout_multiplier: f64 = number(1.0, 10.0), "1.5", "What the 99th percentile is multiplied with";
+        timeout_buffer_ms: u64 = number(0, 60_000), "500", "What is added to it";
+        timeout_samples_min: u64 = number(1, 1_000_000), "100", "Answers that it takes to learn from";
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Role {
+    All,
+    Api,
+    Deliver,
+    Relay,
+}
+
+const ROLES: [(&str, Role); 4] = [("all", Role::All), ("api", Role::Api), ("deliver", Role::Deliver), ("relay", Role::Relay)];
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum LogFormat {
+    Human,
+    Json,
+}
+
+const LOG_FORMATS: [(&str, LogFormat); 2] = [("human", LogFormat::Human), ("json", LogFormat::Json)];
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum RetryStrategy {
+    Schedule,
+    Exponential,
+}
+
+const RETRY_STRATEGIES: [(&str, RetryStrategy); 2] =
+    [("schedule", RetryStrategy::Schedule), ("exponential", RetryStrategy::Exponential)];
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum JitterKind {
+    None,
+    Full,
+    Equal,
+    Proportional,
+    Decorrelated,
+}
+
+const JITTERS: [(&str, JitterKind); 5] = [
+    ("full", JitterKind::Full),
+    ("equal", JitterKind::Equal),
+    ("proportional", JitterKind::Proportional),
+    ("decorrelated", JitterKind::Decorrelated),
+    ("none", JitterKind::None),
+];
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum TimeoutMode {
+    Adaptive,
+    Manual,
+}
+
+const TIMEOUT_MODES: [(&str, TimeoutMode); 2] = [("adaptive", TimeoutMode::Adaptive), ("manual", TimeoutMode::Manual)];
+
+impl Settings {
+    /// From the process's own environment.
+    pub(crate) fn load(flags: &Flags) -> Result<Settings, Mistakes> {
+        let (settings, mistakes) = understood(Given::gather(flags, std::env::vars_os()));
+        if mistakes.is_empty() { Ok(settings) } else { Err(mistakes) }
+    }
+
+    /// As if nobody had said anything. For programs inside this one.
+    pub(crate) fn unsaid() -> Settings {
+        understood(Given::gather(&Flags::default(), [])).0
+    }
+
+    pub(crate) fn has_role(&self, role: Role) -> bool {
+        self.role.contains(&Role::All) || self.role.contains(&role)
+    }
+
+    /// What applies to an endpoint about which nobody has said anything.
+    pub(crate) fn policies(&self) -> Result<Policies, Together> {
+        Ok(Policies {
+            retry: self.retry_policy()?,
+            timeout: match self.timeout_mode {
+                TimeoutMode::Adaptive => Mode::Adaptive,
+                TimeoutMode::Manual => {
+                    Mode::Manual(Pinned::new(Duration::from_millis(self.timeout_ms)).map_err(Together::of(&["timeout_ms"]))?)
+                }
+            },
+            circuit: CircuitPolicy::new(self.circuit_failure_threshold, Duration::from_secs(self.circuit_probe_interval_seconds))
+                .map_err(Together::of(&["circuit_failure_threshold", "circuit_probe_interval_seconds"]))?,
+            delivery_schedule: self.delivery_schedule()?,
+            rate_limit: self.rate_limit()?,
+        })
+    }
+
+    fn retry_policy(&self) -> Result<RetryPolicy, Together> {
+        let jitter = match self.retry_jitter {
+            JitterKind::None => Jitter::None,
+            JitterKind::Full => Jitter::Full,
+            JitterKind::Equal => Jitter::Equal,
+            JitterKind::Proportional => Jitter::Proportional { percent: self.retry_jitter_percent },
+            JitterKind::Decorrelated => Jitter::Decorrelated,
+        };
+        let strategy = match self.retry_strategy {
+            RetryStrategy::Schedule => Strategy::Schedule {
+                delays: self.retry_delays_seconds.iter().copied().map(Duration::from_secs).collect(),
+                jitter_percent: self.retry_jitter_percent,
+            },
+            RetryStrategy::Exponential => Strategy::Exponential {
+                base: Duration::from_millis(self.retry_base_ms),
+                factor: self.retry_factor,
+                cap: Duration::from_millis(self.retry_cap_ms),
+                jitter,
+            },
+        };
+        RetryPolicy::new(strategy, self.retry_max_attempts, self.retry_also_statuses.iter().copied().collect())
+            .map_err(Together::of(&["retry_cap_ms", "retry_base_ms", "retry_delays_seconds"]))
+    }
+
+    fn rate_limit(&self) -> Result<Option<RateLimit>, Together> {
+        const NAMES: [&str; 2] = ["rate_limit_max_per_minute", "rate_limit_burst_capacity"];
+        match (self.rate_limit_max_per_minute, self.rate_limit_burst_capacity) {
+            (None, None) => Ok(None),
+            (Some(per_minute), Some(burst)) => RateLimit::new(per_minute, burst).map(Some).map_err(Together::of(&NAMES)),
+            (Some(_), None) | (None, Some(_)) => Err(Together::of(&NAMES)("both are set, or neither")),
+        }
+    }
+
+    fn delivery_schedule(&self) -> Result<Option<QuietHours>, Together> {
+        if self.quiet_hours.is_empty() {
+            return Ok(None);
+        }
+        QuietHours::new(
+            &self.quiet_hours_timezone,
+            self.quiet_hours.clone(),
+            vec![],
+            self.quiet_hours_applies_to.clone(),
+            self.quiet_hours_bypass_event_types.clone(),
+        )
+        .map(Some)
+        .map_err(Together::of(&[
+            "quiet_hours",
+            "quiet_hours_timezone",
+            "quiet_hours_applies_to",
+            "quiet_hours_bypass_event_types",
+        ]))
+    }
+
+    pub(crate) fn timeout_rules(&self) -> Result<TimeoutRules, Together> {
+        let is_in_order = self.timeout_min_ms <= self.timeout_default_ms && self.timeout_default_ms <= self.timeout_max_ms;
+        if !is_in_order {
+            let names = ["timeout_min_ms", "timeout_default_ms", "timeout_max_ms"];
+            return Err(Together::of(&names)("the shortest is at most the default, and that at most the longest"));
+        }
+        Ok(TimeoutRules {
+            default: Duration::from_millis(self.timeout_default_ms),
+            min: Duration::from_millis(self.timeout_min_ms),
+            max: Duration::from_millis(self.timeout_max_ms),
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 1 to 10 by its rule")]
+            multiplier_percent: (self.timeout_multiplier * 100.0).round() as u32,
+            buffer: Duration::from_millis(self.timeout_buffer_ms),
+            samples_min: self.timeout_samples_min,
+        })
+    }
+
+    /// What two settings say together.
+    fn check(&self) -> Vec<Together> {
+        let mut wrong: Vec<Together> = [self.policies().err(), self.timeout_rules().err()].into_iter().flatten().collect();
+        if self.role.is_empty() {
+            wrong.push(Together::of(&["role"])("name at least one: all, api, deliver, relay"));
+        }
+        let is_everything = self.has_role(Role::Api) && self.has_role(Role::Deliver) && self.has_role(Role::Relay);
+        if self.database_url.is_none() && !is_everything {
+            wrong.push(Together::of(&["role", "database_url"])(
+                "roles are split between processes that share PostgreSQL; one process owns a SQLite data directory and does \
+                 everything. Set database_url, or leave role at all",
+            ));
+        }
+        if self.database_url.is_some() && self.master_key.is_none() {
+            wrong.push(Together::of(&["master_key", "database_url"])(
+                "PostgreSQL is shared by many nodes, which need the same master key: set POSTHASTE_MASTER_KEY to the base64 of 32 \
+                 random bytes (`head -c 32 /dev/urandom | base64`), and keep it",
+            ));
+        }
+        if self.batch_bytes_max < self.payload_bytes_max {
+            wrong.push(Together::of(&["batch_bytes_max", "payload_bytes_max"])("a batch is at least as large as one event"));
+        }
+        wrong
+    }
+
+    /// The default of `public_url`.
+    pub(crate) fn public_url(&self, listening: SocketAddr) -> String {
+        self.public_url.clone().unwrap_or_else(|| {
+            let ip = listening.ip();
+            // Nobody can call "every address".
+            let shown = if ip.is_unspecified() { format!("localhost:{}", listening.port()) } else { listening.to_string() };
+            format!("http://{shown}")
+        })
+    }
+}
+
+/// What a command that is not the server logs: little, unless it is asked for.
+pub(crate) fn log_levels_of_commands() -> String {
+    std::env::var("POSTHASTE_LOG").ok().filter(|levels| !levels.is_empty()).unwrap_or_else(|| "error".to_owned())
+}
+
+/// What was understood, as a file that would say the same. Secrets are not shown.
+pub(crate) fn printed(flags: &Flags) -> String {
+    let (given, _) = Given::gather(flags, std::env::vars_os());
+    shown(&given)
+}
+
+fn shown(given: &Given) -> String {
+    let mut page = String::new();
+    let mut section = "";
+    for setting in table() {
+        if setting.section != section {
+            section = setting.section;
+            let separator = if page.is_empty() { "" } else { "\n" };
+            let _ = writeln!(page, "{separator}# {section}");
+        }
+        let (value, origin) = given.of(&setting);
+        let quoted = match setting.kind {
+            _ if value.is_empty() && setting.kind != Kind::List => "\"\"".to_owned(),
+            Kind::Secret => "\"(set)\"".to_owned(),
+            Kind::Number if value.parse::<f64>().is_ok() => value.to_owned(),
+            Kind::Boolean => value.to_owned(),
+            Kind::Number | Kind::Text => quote(value),
+            Kind::List => {
+                let parts = value.split(',').map(str::trim).filter(|part| !part.is_empty()).map(quote);
+                format!("[{}]", parts.collect::<Vec<_>>().join(", "))
+            }
+        };
+        let _ = writeln!(page, "{} = {quoted}  # {origin}", setting.name);
+    }
+    page
+}
+
+/// As TOML wants it.
+fn quote(text: &str) -> String {
+    let mut quoted = String::from('"');
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => quoted.extend(['\\', character]),
+            control if control.is_control() => {
+                let _ = write!(quoted, "\\u{:04X}", u32::from(control));
+            }
+            other => quoted.push(other),
+        }
+    }
+    quoted.push('"');
+    quoted
+}
+
+/// One line of the table, without the type.
+#[derive(Clone, Debug)]
+pub(crate) struct Setting {
+    section: &'static str,
+    name: &'static str,
+    kind: Kind,
+    allowed: String,
+    default: &'static str,
+    purpose: &'static str,
+}
+
+impl Setting {
+    fn new<T>(section: &'static str, name: &'static str, rule: &Rule<T>, default: &'static str, purpose: &'static str) -> Setting {
+        Setting { section, name, kind: rule.kind, allowed: rule.allowed.clone(), default, purpose }
+    }
+
+    fn flag(&self) -> String {
+        self.name.replace('_', "-")
+    }
+
+    fn variable(&self) -> String {
+        format!("POSTHASTE_{}", self.name.to_ascii_uppercase())
+    }
+}
+
+fn understood((mut given, mut mistakes): (Given, Mistakes)) -> (Settings, Mistakes) {
+    let settings = read(&mut given, &mut mistakes);
+    for together in settings.check() {
+        given.blame(together, &mut mistakes);
+    }
+    (settings, mistakes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    fn load(arguments: &[&str], variables: &[(&str, &str)], file: Option<&str>) -> Result<Settings, String> {
+        let mut flags = source::test_flags(arguments);
+        let path =
+            std::env::temp_dir().join(format!("posthaste-settings-{}-{:?}.toml", std::process::id(), std::thread::current().id()));
+        if let Some(text) = file {
+            std::fs::write(&path, text).unwrap();
+            flags.set_config(&path);
+        }
+        let variables = variables.iter().map(|(name, value)| ((*name).into(), (*value).into()));
+        let (settings, mistakes) = understood(Given::gather(&flags, variables.collect::<Vec<_>>()));
+        let _ = std::fs::remove_file(&path);
+        if mistakes.is_empty() {
+            Ok(settings)
+        } else {
+            Err(mistakes.to_string().replace(&path.display().to_string(), "posthaste.toml"))
+        }
+    }
+
+    #[test]
+    fn flags_win_over_the_environment_which_wins_over_the_file_which_wins_over_defaults() {
+        let file = "listen = '127.0.0.1:1'\nin_flight_max = 7\nretry_max_attempts = 3\n[circuit]\nfailure_threshold = 9";
+        let variables =
+            [("POSTHASTE_LISTEN", "127.0.0.1:2"), ("POSTHASTE_IN_FLIGHT_MAX", "8"), ("POSTHASTE_RETRY_MAX_ATTEMPTS", "")];
+        let settings = load(&["--listen", "127.0.0.1:3"], &variables, Some(file)).unwrap();
+        assert_eq!(settings.listen, "127.0.0.1:3".parse().unwrap());
+        assert_eq!(settings.in_flight_max, 8);
+        assert_eq!(settings.retry_max_attempts, 3, "an empty variable is one that is not set");
+        assert_eq!(settings.circuit_failure_threshold, 9, "a table is a way to write the beginning of names once");
+        assert_eq!(settings.batch_events_max, 1000);
+    }
+
+    #[test]
+    fn every_mistake_is_told_at_once_with_where_it_is_and_what_is_allowed() {
+        let file = "# a comment\nin_flight_mx = 3\nallow_http = 'perhaps'\n\nretention_days = 0";
+        let variables = [("POSTHASTE_LISTNE", "x"), ("POSTHASTE_API_RATE", "many"), ("POSTHASTE_MASTER_KEY", "c2VjcmV0")];
+        let error = load(&["--role", "api", "--listen", "8080"], &variables, Some(file)).unwrap_err();
+        for part in [
+            "posthaste.toml:2: there is no setting `in_flight_mx`; did you mean `in_flight_max`?",
+            "posthaste.toml:3: `perhaps` is not true or false",
+            "posthaste.toml:5: `0` is not a number from 1 to 365",
+            "POSTHASTE_LISTNE: there is no such setting; did you mean POSTHASTE_LISTEN?",
+            "POSTHASTE_API_RATE: `many` is not a number from 1 to 1000000",
+            "POSTHASTE_MASTER_KEY: not the base64 of 32 random bytes",
+            "--role: roles are split",
+            "--listen: `8080` is not an address and a port",
+        ] {
+            assert!(error.contains(part), "{part}\nis missing from\n{error}");
+        }
+        assert_eq!(error.lines().count(), 8, "{error}");
+        assert!(!error.contains("c2VjcmV0"), "a secret is not shown even if it is wrong");
+    }
+
+    #[test]
+    fn settings_that_contradict_each_other_are_mistakes() {
+        for (arguments, part) in [
+            (vec!["--rate-limit-max-per-minute", "5"], "both are set, or neither"),
+            (vec!["--timeout-min-ms", "20000"], "the shortest is at most the default"),
+            (
+                vec!["--retry-strategy", "exponential", "--retry-base-ms", "500", "--retry-cap-ms", "100"],
+                "cap_ms is at least base_ms",
+            ),
+            (vec!["--quiet-hours", "22:00-06:00", "--quiet-hours-timezone", "Mars/Base"], "is not an IANA time zone"),
+            (vec!["--quiet-hours", "00:00-12:00,12:00-00:00"], "nothing would ever be delivered"),
+            (vec!["--database-url", "postgres://a/b"], "the same master key"),
+            (vec!["--role", ""], "at least one"),
+            (vec!["--allow-networks", "10.0.0.1/8"], "host bits"),
+        ] {
+            let error = load(&arguments, &[], None).unwrap_err();
+            assert!(error.contains(part), "{arguments:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_one_bad_value_leads_to_is_not_told_as_well() {
+        let error = load(&["--rate-limit-max-per-minute", "none", "--rate-limit-burst-capacity", "5"], &[], None).unwrap_err();
+        assert_eq!(error.lines().count(), 1, "{error}");
+    }
+
+    #[test]
+    fn the_defaults_are_those_of_the_core() {
+        let settings = load(&[], &[], None).unwrap();
+        assert_eq!(settings.policies().ok().unwrap(), Policies::default());
+        assert_eq!(settings.timeout_rules().ok().unwrap(), TimeoutRules::default());
+        assert_eq!(settings.payload_bytes_max, 1024 * 1024);
+        assert!(!settings.allow_http && settings.allow_networks.is_empty(), "what could reach inside has to be asked for");
+    }
+
+    #[test]
+    fn flags_for_lists_and_for_yes_may_be_given_as_people_do() {
+        let settings =
+            load(&["--allow-networks", "127.0.0.0/8", "--allow-networks", "::1/128,10.0.0.0/8", "--allow-http"], &[], None)
+                .unwrap();
+        assert_eq!(settings.allow_networks.len(), 3);
+        assert!(settings.allow_http);
+        assert!(!load(&["--allow-http=false"], &[("POSTHASTE_ALLOW_HTTP", "true")], None).unwrap().allow_http);
+        let file = "allow_networks = ['127.0.0.0/8', '::1/128']\npayload_bytes_max = '2MiB'\nquiet_hours = ['22:00-06:00 sat sun']";
+        let settings = load(&[], &[], Some(file)).unwrap();
+        assert_eq!((settings.allow_networks.len(), settings.payload_bytes_max), (2, 2 * MIB));
+        assert!(settings.policies().ok().unwrap().delivery_schedule.is_some());
+    }
+
+    #[test]
+    fn what_a_cluster_puts_into_the_environment_by_itself_is_no_mistake() {
+        let variables = [
+            ("POSTHASTE_SERVICE_HOST", "10.0.0.1"),
+            ("POSTHASTE_SERVICE_PORT_HTTP", "8080"),
+            ("POSTHASTE_PORT", "tcp://10.0.0.1:8080"),
+            ("POSTHASTE_PORT_8080_TCP_ADDR", "10.0.0.1"),
+            ("POSTHASTE_URL", "http://127.0.0.1:8080"),
+            ("POSTHASTE_API_KEY", "phk_0123456789"),
+        ];
+        load(&[], &variables, None).unwrap();
+        assert!(load(&[], &[("POSTHASTE_PORT", "8080")], None).is_err(), "somebody meant the port");
+    }
+
+    #[test]
+    fn what_is_printed_says_the_same_when_it_is_read_and_shows_no_secret() {
+        let key = "cGFzc3dvcmQgcGFzc3dvcmQgcGFzc3dvcmQgMTIzNDU=";
+        let variables =
+            vec![("POSTHASTE_MASTER_KEY".into(), key.into()), ("POSTHASTE_ALLOW_NETWORKS".into(), "::1/128,10.0.0.0/8".into())];
+        let flags = source::test_flags(&["--admin-key", "canary-canary-canary-canary", "--retry-factor", "1.5"]);
+        let (given, mistakes) = Given::gather(&flags, variables);
+        assert!(mistakes.is_empty(), "{mistakes}");
+        let page = shown(&given);
+        assert!(!page.contains("canary") && !page.contains(key), "{page}");
+        assert!(page.contains("admin_key = \"(set)\"  # --admin-key"), "{page}");
+        assert!(page.contains("listen = \"127.0.0.1:8080\"  # default"), "{page}");
+        let again: String = page.lines().filter(|line| !line.contains("(set)")).fold(String::new(), |all, line| all + line + "\n");
+        let settings = load(&[], &[], Some(&again)).unwrap();
+        assert_eq!(settings.allow_networks.len(), 2);
+        assert!((settings.retry_factor - 1.5).abs() < f64::EPSILON);
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_a_mistake_with_its_place() {
+        let error = load(&[], &[], Some("listen = \n")).unwrap_err();
+        assert!(error.starts_with("posthaste.toml:1: "), "{error}");
+        let error = load(&["--config", "/nowhere/posthaste.toml"], &[], None).unwrap_err();
+        assert!(error.contains("/nowhere/posthaste.toml cannot be read"), "{error}");
+    }
+
+    const GUIDE: &str = "# Settings
+
+Every setting can be given as a flag, as a variable of the environment, or in a file. A flag wins over a variable, a variable over the
+file, the file over the default. An empty variable is one that is not set. The file is `posthaste.toml` in the directory where the server is
+started, or what `--config` or `POSTHASTE_CONFIG` names; `payload_bytes_max` there is `--payload-bytes-max` as a flag and
+`POSTHASTE_PAYLOAD_BYTES_MAX` in the environment. A table is a way to write the beginning of names once: `max_attempts` in `[retry]` is
+`retry_max_attempts`. Lists are separated by commas; in the file they are lists.
+
+`posthaste serve --print-config` shows what was understood and where it came from, without secrets, as a file that would say the same. A
+name that does not exist, a value that cannot be, and settings that contradict each other are all told at once, each with its place, before
+anything is touched.
+
+What is set here for everybody, a tenant can override for its endpoints, and an endpoint for itself (retry, timeout, circuit, rate limit,
+quiet hours).
+";
+
+    #[test]
+    fn the_guide_lists_every_setting_as_it_is() {
+        let mut page = GUIDE.to_owned();
+        let mut section = "";
+        for setting in table() {
+            if setting.section != section {
+                section = setting.section;
+                let _ = write!(page, "\n## {section}\n\n| setting | default | what it is for | allowed |\n|---|---|---|---|\n");
+            }
+            let default = if setting.default.is_empty() { String::new() } else { format!("`{}`", setting.default) };
+            let _ = writeln!(page, "| `{}` | {default} | {} | {} |", setting.name, setting.purpose, setting.allowed);
+        }
+        expect_test::expect_file!["../../../docs/guide/settings.md"].assert_eq(&page);
+    }
+
+    #[test]
+    fn every_setting_has_a_name_of_its_own_and_a_purpose() {
+        let table = table();
+        assert_eq!(table.iter().map(|setting| setting.name).collect::<BTreeSet<_>>().len(), table.len());
+        assert!(table.iter().all(|setting| !setting.purpose.is_empty() && !setting.purpose.ends_with('.')));
+    }
+}

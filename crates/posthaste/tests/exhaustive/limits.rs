@@ -1,0 +1,76 @@
+//! F12, F13: too little memory, too few descriptors.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use tokio::net::TcpStream;
+
+use crate::{furnished, is_well, wait_until};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f13_i40_without_descriptors_it_sheds_and_recovers_unaided() {
+    let mut world = furnished(13).await;
+    world.start(&["prlimit", "--nofile=128:128"]).await.unwrap();
+    let publishing = world.publish(50);
+    wait_until("it works", || world.desk.acknowledged_since(0) > 20).await;
+    // More than it can have, from callers who never say anything.
+    let mut idle = Vec::new();
+    for _ in 0..200 {
+        let connecting = TcpStream::connect(world.program.listen);
+        idle.extend(tokio::time::timeout(Duration::from_millis(200), connecting).await.into_iter().flatten());
+    }
+    let log = world.program.log.clone();
+    let says = |what: &str| std::fs::read_to_string(&log).unwrap().contains(what);
+    wait_until("it says that it can take no more", || says("turned away") || says("could not be taken")).await;
+    let hits = world.receiver.hit_count();
+    wait_until("deliveries go on meanwhile", || world.receiver.hit_count() > hits + 5).await;
+    drop(idle);
+    let before = world.desk.count();
+    wait_until("it works again", || world.desk.acknowledged_since(before) > 50).await;
+    publishing.stop().await;
+    is_well(&mut world).await;
+    let lines = std::fs::read_to_string(&log).unwrap().lines().count();
+    assert!(lines < 500, "it does not fill a disk with complaints: {lines} lines");
+    world.stop().await.unwrap();
+}
+
+/// A group of processes that may use so much memory and no more.
+struct Group(PathBuf);
+
+impl Group {
+    fn new(bytes: u64) -> Option<Group> {
+        let path = PathBuf::from(format!("/sys/fs/cgroup/posthaste-{}", std::process::id()));
+        let is_made = std::fs::create_dir(&path).is_ok()
+            && std::fs::write(path.join("memory.max"), bytes.to_string()).is_ok()
+            && std::fs::write(path.join("memory.swap.max"), "0").is_ok();
+        if !is_made {
+            let _ = std::fs::remove_dir(&path);
+            println!("not run: this machine allows no memory limits for groups");
+        }
+        is_made.then_some(Group(path))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f12_i40_under_a_memory_limit_it_stays_below_it_and_loses_nothing() {
+    let Some(group) = Group::new(256 * 1024 * 1024) else { return };
+    let mut world = furnished(12).await;
+    let enter = format!("echo $$ > {}/cgroup.procs; exec \"$0\" \"$@\"", group.0.display());
+    world.start(&["sh", "-c", &enter]).await.unwrap();
+    let mut load = world.load(100);
+    load.filler_bytes = 200_000;
+    let publishing = world.desk.start(&load);
+    wait_until("200 MB went through", || world.desk.acknowledged_since(0) > 1000).await;
+    publishing.stop().await;
+    assert!(world.process().unwrap().ended().unwrap().is_none(), "it was not killed for its memory");
+    is_well(&mut world).await;
+    world.stop().await.unwrap();
+    drop(world);
+    drop(group);
+}

@@ -1,0 +1,84 @@
+//! `posthaste serve` on PostgreSQL, with the real binary: one process that does everything, and two that share the work.
+
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+
+use std::path::Path;
+use std::process::Command;
+
+use posthaste_checker::verdict::judge;
+use posthaste_checker::world::World;
+
+const BINARY: &str = env!("CARGO_BIN_EXE_posthaste");
+const MASTER_KEY: &str = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=";
+
+async fn world(seed: u64, database: &str) -> World {
+    let mut world = World::new(Path::new(BINARY), seed).await.unwrap();
+    world.program.set("--database-url", database);
+    world.program.set("--master-key", MASTER_KEY);
+    world
+}
+
+async fn publish(world: &World, count: usize) {
+    let load = world.load(1);
+    let mut caller = world.caller();
+    let before = world.desk.count();
+    for _ in 0..count {
+        world.desk.publish(&load, &mut caller).await;
+    }
+    assert_eq!(world.desk.acknowledged_since(before), count);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_process_on_postgresql_delivers_and_refuses_another_master_key() {
+    let postgres = posthaste_testpg::Server::start();
+    let mut world = world(21, &postgres.url()).await;
+    world.start(&[]).await.unwrap();
+    world.furnish_plainly().await.unwrap();
+    publish(&world, 20).await;
+    assert_eq!(world.settle().await, 0);
+    let evidence = world.testify().await.unwrap();
+    let broken: Vec<String> = judge(&evidence).iter().filter(|verdict| verdict.is_broken()).map(ToString::to_string).collect();
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+    world.stop().await.unwrap();
+
+    let other = "OTg3NjU0MzIxMDk4NzY1NDMyMTA5ODc2NTQzMjEwOTg=";
+    let output = Command::new(BINARY)
+        .args(["serve", "--listen", "127.0.0.1:0", "--database-url", &postgres.url(), "--master-key", other])
+        .args(["--data-dir", world.program.data_dir.to_str().unwrap()])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.lines().count() == 1, "{said}");
+    assert!(said.contains("set POSTHASTE_MASTER_KEY to the key that was used before"), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_one_process_takes_another_delivers() {
+    let postgres = posthaste_testpg::Server::start();
+    let mut taking = world(22, &postgres.url()).await;
+    taking.program.set("--role", "api");
+    let mut delivering = world(23, &postgres.url()).await;
+    delivering.program.set("--role", "deliver");
+    taking.start(&[]).await.unwrap();
+    delivering.start(&[]).await.unwrap();
+    taking.furnish_plainly().await.unwrap();
+    publish(&taking, 5).await;
+    assert_eq!(taking.settle().await, 0);
+    let answer = delivering.caller().get("/v1/endpoints").await.unwrap();
+    assert_eq!(answer.status, 404, "it has no API");
+    taking.stop().await.unwrap();
+    delivering.stop().await.unwrap();
+}
+
+#[test]
+fn a_database_that_is_not_there_is_refused_in_one_line() {
+    let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let output = Command::new(BINARY)
+        .args(["serve", "--database-url", &format!("postgres://posthaste:canary@{unused}/x"), "--master-key", MASTER_KEY])
+        .args(["--data-dir", concat!(env!("CARGO_TARGET_TMPDIR"), "/nobody")])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.lines().count() == 1, "{said}");
+    assert!(!said.contains("canary"), "a password is not shown: {said}");
+}
