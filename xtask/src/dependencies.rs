@@ -21,6 +21,7 @@ const LICENCES: [&str; 11] = [
     "CDLA-Permissive-2.0",
     "ISC",
     "MIT",
+    "MIT-0",
     "Unicode-3.0",
     "Zlib",
 ];
@@ -109,6 +110,7 @@ mod tests {
     fn one_acceptable_alternative_is_enough() {
         for good in [
             "MIT",
+            "MIT-0",
             "MIT OR GPL-3.0",
             "MIT/Apache-2.0",
             "Apache-2.0 WITH LLVM-exception OR MIT",

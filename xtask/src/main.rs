@@ -53,6 +53,11 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Measure what publishing costs in the API alone, beside a bare handler: [CALLS]
+    BenchApi {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Simulate adaptive timeouts against a fixed one, over a fleet of destinations
     Fleet {
         /// Passed on: --seed N, --destinations N, --days N, --busier N
@@ -70,6 +75,7 @@ fn main() -> ExitCode {
         Task::BenchScheduler => simulator("scheduler", &[]),
         Task::BenchSender { arguments } => example("posthaste-sender", &arguments),
         Task::BenchStore { arguments } => example("posthaste-store", &arguments),
+        Task::BenchApi { arguments } => example("posthaste-api", &arguments),
         Task::Fleet { arguments } => simulator("fleet", &arguments),
     };
     match result {

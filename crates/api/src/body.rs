@@ -9,10 +9,11 @@ use std::time::Duration;
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
-use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, TRANSFER_ENCODING};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http::request::Parts;
 use http_body_util::BodyExt;
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::error::Category;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
@@ -121,12 +122,6 @@ impl Pieces {
     }
 }
 
-/// Whether the headers announce a body. One that is left out altogether stands for `{}` where everything is optional.
-pub(crate) fn is_announced(parts: &Parts) -> bool {
-    let length = parts.headers.get(CONTENT_LENGTH).map(|value| value != "0");
-    length.unwrap_or_else(|| parts.headers.contains_key(TRANSFER_ENCODING))
-}
-
 /// What a body may be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum MediaType {
@@ -167,11 +162,13 @@ pub(crate) fn parse<'a, T: Deserialize<'a>>(bytes: &'a [u8]) -> Result<T, Proble
     let text = std::str::from_utf8(bytes).map_err(|_| Problem::unreadable("the body is not UTF-8"))?;
     // A list of values in the right order would be read as an object, too.
     let is_object = text.trim_start_matches([' ', '\t', '\n', '\r']).starts_with('{');
-    match serde_json::from_str(text) {
-        Ok(value) if is_object => Ok(value),
-        Ok(_) => Err(Problem::invalid("", "expected a JSON object")),
-        Err(error) => Err(refusal::<T>(text, &error)),
+    if !is_object {
+        return Err(match serde_json::from_str::<IgnoredAny>(text) {
+            Ok(_) => Problem::invalid("", "expected a JSON object"),
+            Err(error) => Problem::unreadable(error.to_string()),
+        });
     }
+    serde_json::from_str(text).map_err(|error| refusal::<T>(text, &error))
 }
 
 /// Reads it once more, now with a trail, to say where it went wrong.
@@ -196,17 +193,15 @@ fn refusal<'a, T: Deserialize<'a>>(text: &'a str, error: &serde_json::Error) -> 
 /// Where reading stopped; for a field that is missing or unknown the reader names it only in its words.
 fn field_at_fault(path: &str, message: &str) -> String {
     let path = if path == "." { "" } else { path };
-    let missing = message.strip_prefix("missing field `").and_then(|rest| rest.split('`').next());
-    match missing {
+    // The path ends above a field that is missing or doubled, and sometimes above one that is unknown.
+    let named = ["missing field `", "duplicate field `", "unknown field `"]
+        .iter()
+        .find_map(|beginning| message.strip_prefix(beginning)?.split('`').next());
+    match named {
+        None => path.to_owned(),
+        Some(name) if path == name || path.ends_with(&format!(".{name}")) => path.to_owned(),
         Some(name) if path.is_empty() => name.to_owned(),
         Some(name) => format!("{path}.{name}"),
-        // An unknown or doubled field is the end of the path already, except at the top.
-        None if path.is_empty() => ["unknown field `", "duplicate field `"]
-            .iter()
-            .find_map(|beginning| message.strip_prefix(beginning)?.split('`').next())
-            .unwrap_or_default()
-            .to_owned(),
-        None => path.to_owned(),
     }
 }
 

@@ -49,13 +49,22 @@ impl Call {
     }
 
     /// The same where everything is optional: no body at all means an empty object.
-    pub(crate) async fn optional_body(self) -> Result<(Call, Option<Whole>), Problem> {
-        let is_empty = self.unread.lock().as_ref().is_none_or(axum::body::HttpBody::is_end_stream);
-        if is_empty && !body::is_announced(&self.parts) {
+    pub(crate) async fn optional_body(mut self) -> Result<(Call, Option<Whole>), Problem> {
+        let whole = self.pieces(self.app.options.body_bytes_max)?.whole().await?;
+        if whole.bytes.is_empty() {
             return Ok((self, None));
         }
-        let (call, whole) = self.body().await?;
-        Ok((call, Some(whole)))
+        if MediaType::of(&self.parts)? != MediaType::Json {
+            return Err(Problem::unsupported_media_type());
+        }
+        Ok((self, Some(whole)))
+    }
+
+    /// For what takes nothing: an empty object is fine, anything else would be ignored and is refused instead.
+    pub(crate) async fn without_body(self) -> Result<Call, Problem> {
+        let (call, body) = self.optional_body().await?;
+        let EmptyBody {} = parse_or_default(body.as_ref())?;
+        Ok(call)
     }
 
     pub(crate) fn pieces(&mut self, bytes_max: usize) -> Result<Pieces, Problem> {
@@ -127,6 +136,11 @@ impl Whole {
 pub(crate) fn parse_or_default<'a, T: Deserialize<'a> + Default>(body: Option<&'a Whole>) -> Result<T, Problem> {
     body.map_or_else(|| Ok(T::default()), Whole::parse)
 }
+
+/// Nothing can be said here.
+#[derive(Default, Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct EmptyBody {}
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Precondition {

@@ -6,7 +6,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
@@ -229,11 +228,10 @@ impl Uses {
     }
 }
 
-/// Precise enough to find keys that nobody uses.
-pub(crate) const USES_WRITTEN_EVERY: Duration = Duration::from_secs(10);
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

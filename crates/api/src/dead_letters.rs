@@ -12,6 +12,7 @@ pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
 }
 
 pub(crate) async fn retry(call: Call) -> Result<Response, Problem> {
+    let call = call.without_body().await?;
     let row = find(&call).await?;
     match (row.state, row.replayed_as) {
         (State::Dead { .. }, None) => repeat(&call, &row).await,

@@ -8,6 +8,7 @@ use std::collections::HashMap;
 use axum::response::Response;
 use http::StatusCode;
 use posthaste_core::admission::{Facts, Standing, explain};
+use posthaste_core::bucket::{Bucket, RateLimit};
 use posthaste_core::delivery::{NoConnection, Outcome, Silence, State};
 use posthaste_core::endpoint::{Policies, Status};
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
@@ -26,6 +27,7 @@ use crate::problem::Problem;
 use crate::query::{FROM, HOLD_REASON, STATUS, TO};
 
 const LIST: &str = "deliveries";
+const ATTEMPTS: &str = "attempts";
 
 /// One event on its way to one endpoint.
 #[derive(Debug, Serialize, ToSchema)]
@@ -190,14 +192,19 @@ pub(crate) async fn read(call: Call) -> Result<Response, Problem> {
 }
 
 pub(crate) async fn attempts(call: Call) -> Result<Response, Problem> {
+    let limit = call.query.limit()?;
+    let before = call.query.cursor(ATTEMPTS, |position| position.parse::<u32>().ok())?;
     let row = find(&call).await?;
-    let attempts = call.app.store.attempts(row.id).await?;
+    let mut attempts = call.app.store.attempts(row.id).await?;
     // Newest first, as in every list.
-    let data = attempts.iter().rev().map(|attempt| AttemptView::show(Some(row.id), attempt)).collect();
-    Ok(ok(&List::new(data, LIST, None)))
+    attempts.reverse();
+    attempts.retain(|attempt| before.is_none_or(|before| attempt.number < before));
+    let view = |attempt: &AttemptRecord| AttemptView::show(Some(row.id), attempt);
+    Ok(ok(&List::cut(attempts, limit, ATTEMPTS, |attempt| attempt.number.to_string(), view)))
 }
 
 pub(crate) async fn retry(call: Call) -> Result<Response, Problem> {
+    let call = call.without_body().await?;
     let row = find(&call).await?;
     match row.state {
         State::Waiting { .. } => send_now(&call, &row).await,
@@ -234,6 +241,7 @@ pub(crate) async fn repeat(call: &Call, row: &DeliveryRow) -> Result<Response, P
 }
 
 pub(crate) async fn cancel(call: Call) -> Result<Response, Problem> {
+    let call = call.without_body().await?;
     let row = find(&call).await?;
     if let State::Cancelled { .. } = row.state {
         return Ok(ok(&shown(&call.app, &row).await?));
@@ -264,11 +272,42 @@ pub(crate) async fn find(call: &Call) -> Result<DeliveryRow, Problem> {
 pub(crate) async fn shown(app: &App, row: &DeliveryRow) -> Result<DeliveryView, Problem> {
     let surroundings = Surroundings::of(app, std::slice::from_ref(row)).await?;
     let mut view = surroundings.view(app, row);
-    // The rate is what makes the difference between the next token and one's own.
-    if let (State::Waiting { .. }, Some(next)) = (row.state, &view.next_attempt_at) {
-        view.estimated_at = Some(next.clone());
-    }
+    let (State::Waiting { .. }, Some(next)) = (row.state, &view.next_attempt_at) else { return Ok(view) };
+    let next = Timestamp::parse(next).unwrap_or_else(|_| app.store.now());
+    view.estimated_at = match surroundings.bucket_of(row) {
+        // Nothing but the holds that are known keeps it: its turn comes when they are over.
+        None => Some(next.to_rfc3339()),
+        Some((limit, bucket)) => place_in_lane(app, row).await?.map(|place| {
+            let now = app.store.now();
+            bucket.ready_at(now, limit, place).max(next).to_rfc3339()
+        }),
+    };
     Ok(view)
+}
+
+/// How many rows of a lane are looked at to say whose turn comes when.
+const PLACES_MAX: usize = 5000;
+
+/// Its place among what waits for the same tokens, oldest first, counted from 1; `None` if that would take too long to find out.
+async fn place_in_lane(app: &App, row: &DeliveryRow) -> Result<Option<u64>, Problem> {
+    let mut query = DeliveryQuery {
+        tenant: Some(row.tenant.clone()),
+        endpoint: Some(row.endpoint),
+        status: Some(StatusFilter::Waiting),
+        limit: 1000,
+        ..DeliveryQuery::default()
+    };
+    let (mut place, mut looked_at) = (1, 0);
+    loop {
+        let Page { rows, next } = app.store.deliveries(query.clone()).await?;
+        looked_at += rows.len();
+        place += rows.iter().filter(|other| (other.timestamp, other.seq) < (row.timestamp, row.seq)).count() as u64;
+        match next {
+            None => return Ok(Some(place)),
+            Some(_) if looked_at >= PLACES_MAX => return Ok(None),
+            Some(next) => query.before = Some(next),
+        }
+    }
 }
 
 /// What the deliveries of a page have around them: their endpoints and tenants, each read once.
@@ -311,6 +350,12 @@ impl Surroundings {
             endpoints.insert(row.endpoint, around);
         }
         Ok(Surroundings { endpoints, tenants })
+    }
+
+    /// The bucket that its endpoint's requests pass, if they are limited.
+    fn bucket_of(&self, row: &DeliveryRow) -> Option<(RateLimit, Bucket)> {
+        let around = self.endpoints.get(&row.endpoint)?;
+        around.policies.rate_limit.map(|limit| (limit, around.observed.bucket()))
     }
 
     pub(crate) fn view(&self, app: &App, row: &DeliveryRow) -> DeliveryView {

@@ -32,11 +32,6 @@ pub(crate) struct PauseBody {
     until: Option<String>,
 }
 
-/// Nothing can be said here.
-#[derive(Default, Debug, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct EmptyBody {}
-
 #[derive(Default, Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RotateBody {
@@ -73,8 +68,7 @@ pub(crate) async fn pause(call: Call) -> Result<Response, Problem> {
 }
 
 pub(crate) async fn resume(call: Call) -> Result<Response, Problem> {
-    let (call, body) = call.optional_body().await?;
-    let EmptyBody {} = parse_or_default(body.as_ref())?;
+    let call = call.without_body().await?;
     set_status(&call, "endpoint.resume", |present| match present {
         Status::Active | Status::Paused { .. } => Ok(Status::Active),
         Status::Disabled => Err(Problem::conflict("It is disabled, not paused. Enable it.")),
@@ -83,14 +77,12 @@ pub(crate) async fn resume(call: Call) -> Result<Response, Problem> {
 }
 
 pub(crate) async fn disable(call: Call) -> Result<Response, Problem> {
-    let (call, body) = call.optional_body().await?;
-    let EmptyBody {} = parse_or_default(body.as_ref())?;
+    let call = call.without_body().await?;
     set_status(&call, "endpoint.disable", |_| Ok(Status::Disabled)).await
 }
 
 pub(crate) async fn enable(call: Call) -> Result<Response, Problem> {
-    let (call, body) = call.optional_body().await?;
-    let EmptyBody {} = parse_or_default(body.as_ref())?;
+    let call = call.without_body().await?;
     set_status(&call, "endpoint.enable", |present| match present {
         Status::Disabled => Ok(Status::Active),
         // A pause is somebody's wish and stays.

@@ -304,6 +304,7 @@ async fn find(call: &Call) -> Result<EventRow, Problem> {
 }
 
 pub(crate) async fn cancel(call: Call) -> Result<Response, Problem> {
+    let call = call.without_body().await?;
     let row = find(&call).await?;
     let [waiting, delivered, dead, cancelled] = row.deliveries;
     if waiting + delivered + dead == 0 && cancelled > 0 {

@@ -84,6 +84,8 @@ pub struct Options {
     pub endpoints_per_tenant_max: u32,
     /// Calls of one key, without publishing. `None`: as many as it likes.
     pub calls: Option<RateLimit>,
+    /// How often it is written down when keys were last used. Precise enough to find keys that nobody uses.
+    pub key_uses_written_every: Duration,
     pub replays_per_minute_max: u32,
     /// The least time between two test-sends to one endpoint.
     pub tests_every: Duration,
@@ -108,6 +110,7 @@ impl Default for Options {
             body_patience: Duration::from_secs(30),
             endpoints_per_tenant_max: 1000,
             calls: Some(RateLimit::new(6000, 1000).expect("within its bounds")),
+            key_uses_written_every: Duration::from_secs(10),
             replays_per_minute_max: 600,
             tests_every: Duration::from_secs(5),
             streams_max: 64,
@@ -239,7 +242,7 @@ async fn frame(app: App, request: Request, next: Next) -> Response {
 fn write_uses(app: &App) {
     {
         let Some(mut written) = app.uses_written.try_lock() else { return };
-        if written.elapsed() < credentials::USES_WRITTEN_EVERY {
+        if written.elapsed() < app.options.key_uses_written_every {
             return;
         }
         *written = std::time::Instant::now();

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use posthaste_core::admission::LaneFacts;
+use posthaste_core::bucket::Bucket;
 use posthaste_core::circuit::Breaker;
 use posthaste_core::endpoint::{Policies, Status};
 use posthaste_core::health::Health;
@@ -50,6 +51,11 @@ impl Observed {
 
     pub(crate) fn timeout(&self) -> Adaptive {
         self.lane.as_ref().map_or_else(Adaptive::default, |lane| lane.timeout)
+    }
+
+    /// Of one that nobody has spent from yet, where nothing was shown.
+    pub(crate) fn bucket(&self) -> Bucket {
+        self.lane.as_ref().map_or_else(Bucket::full, |lane| lane.memory.bucket)
     }
 
     pub(crate) fn is_in_flight(&self, delivery: DeliveryId) -> bool {

@@ -213,6 +213,7 @@ pub(crate) async fn read(call: Call) -> Result<Response, Problem> {
 }
 
 pub(crate) async fn cancel(call: Call) -> Result<Response, Problem> {
+    let call = call.without_body().await?;
     let row = find(&call).await?;
     let audit = call.audit("replay.cancel", &row.id, row.filter.tenant.as_ref());
     let row = call.app.store.cancel_replay(row.id, audit).await?.ok_or_else(Problem::not_found)?;

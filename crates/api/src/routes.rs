@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use posthaste_store::KeyScope::{self, Admin, Manage, Publish, Read, Replay};
 use utoipa::ToSchema;
 
-use crate::call::Call;
+use crate::call::{Call, EmptyBody};
 use crate::credentials::{Caller, identify};
 use crate::openapi::{Shape, list_of, shape};
 use crate::problem::{self, Problem};
@@ -175,44 +175,24 @@ impl Route {
     }
 }
 
-fn get<F, A>(path: &'static str, operation: &'static str, access: Access, handler: F) -> Route
-where
-    F: Fn(Call) -> A + Send + Sync + 'static,
-    A: Future<Output = Result<Response, Problem>> + Send + 'static,
-{
-    Route::new(Method::GET, path, operation, access, handler)
+macro_rules! methods {
+    ($($name:ident $method:ident)*) => {
+        $(fn $name<F, A>(path: &'static str, operation: &'static str, access: Access, handler: F) -> Route
+        where
+            F: Fn(Call) -> A + Send + Sync + 'static,
+            A: Future<Output = Result<Response, Problem>> + Send + 'static,
+        {
+            Route::new(Method::$method, path, operation, access, handler)
+        })*
+    };
 }
 
-fn post<F, A>(path: &'static str, operation: &'static str, access: Access, handler: F) -> Route
-where
-    F: Fn(Call) -> A + Send + Sync + 'static,
-    A: Future<Output = Result<Response, Problem>> + Send + 'static,
-{
-    Route::new(Method::POST, path, operation, access, handler)
-}
-
-fn put<F, A>(path: &'static str, operation: &'static str, access: Access, handler: F) -> Route
-where
-    F: Fn(Call) -> A + Send + Sync + 'static,
-    A: Future<Output = Result<Response, Problem>> + Send + 'static,
-{
-    Route::new(Method::PUT, path, operation, access, handler)
-}
-
-fn patch<F, A>(path: &'static str, operation: &'static str, access: Access, handler: F) -> Route
-where
-    F: Fn(Call) -> A + Send + Sync + 'static,
-    A: Future<Output = Result<Response, Problem>> + Send + 'static,
-{
-    Route::new(Method::PATCH, path, operation, access, handler)
-}
-
-fn delete<F, A>(path: &'static str, operation: &'static str, access: Access, handler: F) -> Route
-where
-    F: Fn(Call) -> A + Send + Sync + 'static,
-    A: Future<Output = Result<Response, Problem>> + Send + 'static,
-{
-    Route::new(Method::DELETE, path, operation, access, handler)
+methods! {
+    get GET
+    post POST
+    put PUT
+    patch PATCH
+    delete DELETE
 }
 
 const DELIVERY_FILTERS: &[Parameter] = &[ENDPOINT, EVENT, TENANT, STATUS, HOLD_REASON, TYPE, FROM, TO, LIMIT, CURSOR];
@@ -249,6 +229,7 @@ pub(crate) fn table() -> Vec<Route> {
         post("/v1/events/{id}/cancel", "cancelEvent", Access::Scope(Publish), events::cancel)
             .says("See to it that none of its remaining deliveries is sent.")
             .asks(&[TENANT])
+            .may_take::<EmptyBody>("")
             .gives::<events::EventView>(200, "None of its remaining deliveries will be sent.")
             .refuses(&[409]),
         delete("/v1/events/{id}/data", "eraseEventData", Access::Scope(Manage), events::erase)
@@ -297,19 +278,19 @@ pub(crate) fn table() -> Vec<Route> {
         post("/v1/endpoints/{id}/resume", "resumeEndpoint", Access::Scope(Manage), endpoint_verbs::resume)
             .says("End a pause.")
             .heeds(IF_MATCH)
-            .may_take::<endpoint_verbs::EmptyBody>("")
+            .may_take::<EmptyBody>("")
             .gives::<endpoints::EndpointView>(200, "The endpoint.")
             .refuses(&[409, 412]),
         post("/v1/endpoints/{id}/disable", "disableEndpoint", Access::Scope(Manage), endpoint_verbs::disable)
             .says("Take no more events. What waits is held.")
             .heeds(IF_MATCH)
-            .may_take::<endpoint_verbs::EmptyBody>("")
+            .may_take::<EmptyBody>("")
             .gives::<endpoints::EndpointView>(200, "The endpoint.")
             .refuses(&[409, 412]),
         post("/v1/endpoints/{id}/enable", "enableEndpoint", Access::Scope(Manage), endpoint_verbs::enable)
             .says("Take events again. What was missed meanwhile can be replayed with `missing`.")
             .heeds(IF_MATCH)
-            .may_take::<endpoint_verbs::EmptyBody>("")
+            .may_take::<EmptyBody>("")
             .gives::<endpoints::EndpointView>(200, "The endpoint.")
             .refuses(&[409, 412]),
         post("/v1/endpoints/{id}/rotate-secret", "rotateEndpointSecret", Access::Scope(Manage), endpoint_verbs::rotate_secret)
@@ -337,13 +318,16 @@ pub(crate) fn table() -> Vec<Route> {
             .gives::<deliveries::DeliveryView>(200, "The delivery."),
         get("/v1/deliveries/{id}/attempts", "listAttempts", Access::Scope(Read), deliveries::attempts)
             .says("Every try of it, newest first.")
+            .asks(PAGES)
             .gives_list::<deliveries::AttemptView>(),
         post("/v1/deliveries/{id}/retry", "retryDelivery", Access::Scope(Replay), deliveries::retry)
             .says("Send it again: a new delivery of the same event, or, where it still waits, the same one now.")
+            .may_take::<EmptyBody>("")
             .gives::<deliveries::DeliveryView>(202, "The delivery that will be tried.")
             .refuses(&[409]),
         post("/v1/deliveries/{id}/cancel", "cancelDelivery", Access::Scope(Manage), deliveries::cancel)
             .says("See to it that it is not sent.")
+            .may_take::<EmptyBody>("")
             .gives::<deliveries::DeliveryView>(200, "The delivery.")
             .refuses(&[409]),
         get("/v1/dead-letters", "listDeadLetters", Access::Scope(Read), dead_letters::list)
@@ -352,6 +336,7 @@ pub(crate) fn table() -> Vec<Route> {
             .gives_list::<deliveries::DeliveryView>(),
         post("/v1/dead-letters/{id}/retry", "retryDeadLetter", Access::Scope(Replay), dead_letters::retry)
             .says("Send it again. It leaves the dead letters and names its successor.")
+            .may_take::<EmptyBody>("")
             .gives::<deliveries::DeliveryView>(202, "The new delivery.")
             .refuses(&[409]),
         // Replays.
@@ -371,6 +356,7 @@ pub(crate) fn table() -> Vec<Route> {
             .gives::<replays::ReplayView>(200, "The replay."),
         post("/v1/replays/{id}/cancel", "cancelReplay", Access::Scope(Replay), replays::cancel)
             .says("Make no more of its deliveries. Those made stay.")
+            .may_take::<EmptyBody>("")
             .gives::<replays::ReplayView>(200, "The replay."),
         // Tenants.
         get("/v1/tenants", "listTenants", Access::Scope(Read), tenants::list)

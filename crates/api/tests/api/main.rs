@@ -1,0 +1,40 @@
+//! The API as a caller sees it, on SQLite in a directory of its own; what must not differ between databases also on
+//! PostgreSQL.
+
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+
+/// Makes two tests of a case: the answers are the same on both databases.
+macro_rules! on_both_databases {
+    ($($case:ident)*) => {
+        mod sqlite {
+            $(#[tokio::test]
+            async fn $case() {
+                super::$case(crate::server::Server::new(stringify!($case))).await;
+            })*
+        }
+        mod postgres {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $case() {
+                super::$case(crate::server::Server::on_postgres().await).await;
+            })*
+        }
+    };
+}
+
+mod batch;
+mod canaries;
+mod conventions;
+mod credentials;
+mod deliveries;
+mod documents;
+mod endpoints;
+mod events;
+mod generated;
+mod hostile;
+mod owner;
+mod portal;
+mod replays;
+mod server;
+mod stream;
+mod tenancy;
+mod tenants;
