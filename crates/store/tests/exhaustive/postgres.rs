@@ -428,7 +428,8 @@ async fn a_change_of_quiet_hours_waits_for_those_who_publish_and_no_other_change
     let store = Postgres::connect(&server.url(), options()).await.unwrap();
     let id = endpoint(&store, "acme").await;
     let stored = store.endpoint(id).await.unwrap().unwrap().endpoint;
-    let replaced = |endpoint: Endpoint| Change::ReplaceEndpoint { endpoint: Box::new(endpoint), expected_version: None };
+    let replaced =
+        |endpoint: Endpoint| Change::ReplaceEndpoint { endpoint: Box::new(endpoint), secrets: None, expected_version: None };
     let publishing = by_hand(&server).await;
     publishing.batch_execute("BEGIN; INSERT INTO commits (id, at) VALUES ('0123456789abcdef', now())").await.unwrap();
     let moved = Endpoint { url: "https://example.org/".to_owned(), ..stored.clone() };

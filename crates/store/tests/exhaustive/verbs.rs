@@ -79,7 +79,10 @@ const CASES: &[Case] = &[
         verb: "configure",
         act: act!(|facts| {
             let endpoint = Endpoint { url: "https://example.org/".to_owned(), ..facts.endpoint.clone() };
-            facts.store.configure(Change::ReplaceEndpoint { endpoint: Box::new(endpoint), expected_version: Some(2) }, audit())
+            facts.store.configure(
+                Change::ReplaceEndpoint { endpoint: Box::new(endpoint), secrets: None, expected_version: Some(2) },
+                audit(),
+            )
         }),
         look: "SELECT (SELECT version FROM endpoints) || ' ' || (SELECT count(*) FROM audit) || ' ' || (SELECT value FROM counters WHERE name = 'configuration')",
         before: "2 4 4",
@@ -92,7 +95,10 @@ const CASES: &[Case] = &[
         act: act!(|facts| {
             let mut endpoint = facts.endpoint.clone();
             endpoint.policies.delivery_schedule = Override::Lift;
-            facts.store.configure(Change::ReplaceEndpoint { endpoint: Box::new(endpoint), expected_version: Some(2) }, audit())
+            facts.store.configure(
+                Change::ReplaceEndpoint { endpoint: Box::new(endpoint), secrets: None, expected_version: Some(2) },
+                audit(),
+            )
         }),
         look: "SELECT (SELECT version FROM endpoints) || ' ' || (SELECT count(*) FROM audit)",
         before: "2 4",
@@ -479,7 +485,7 @@ async fn prepare(store: Arc<dyn Store>) {
     let quiet = QuietHours::new("UTC", vec![window], vec![], none.clone(), none).unwrap();
     let mut changed = endpoint;
     changed.policies.delivery_schedule = Override::Set(quiet);
-    let change = Change::ReplaceEndpoint { endpoint: Box::new(changed), expected_version: None };
+    let change = Change::ReplaceEndpoint { endpoint: Box::new(changed), secrets: None, expected_version: None };
     store.configure(change, audit()).await.unwrap().unwrap();
     store.hand_over(NODE, (0..256).collect(), vec![]).await.unwrap();
     store.close().await.unwrap();
