@@ -10,7 +10,7 @@ use crate::cargo;
 const BANNED: [&str; 4] = ["native-tls", "openssl", "openssl-sys", "ring"];
 
 /// Licences that ask for no more than their text.
-const LICENCES: [&str; 11] = [
+const LICENCES: [&str; 12] = [
     "0BSD",
     "Apache-2.0",
     "Apache-2.0 WITH LLVM-exception",
