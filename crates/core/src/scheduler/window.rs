@@ -134,6 +134,8 @@ pub(super) struct Window {
     /// Reads under way, each with the number it was asked under.
     asked: BTreeMap<Want, u64>,
     ask_number: u64,
+    /// Reads up to this one looked before everything was forgotten: where they have found a row it may not be any more.
+    forgotten: u64,
     /// What has left while a read was under way, and must not come back with it: under which number it left.
     gone: BTreeMap<DeliveryId, u64>,
     /// What is here of *later* and *keyed*.
@@ -196,6 +198,7 @@ impl Window {
             heads_wanted: BTreeSet::new(),
             asked: BTreeMap::new(),
             ask_number: 0,
+            forgotten: 0,
             gone: BTreeMap::new(),
             known: Line::new(),
             seen: None,
@@ -331,6 +334,10 @@ impl Window {
     ) {
         // A read that nobody asked for any more: whatever it says is old.
         let Some(asked_under) = self.asked.remove(want) else { return };
+        if asked_under <= self.forgotten {
+            self.tidy_gone();
+            return;
+        }
         self.seen = self.seen.max(Some(seen));
         let mut more = more;
         let last = rows.last().cloned();
@@ -412,6 +419,11 @@ impl Window {
                 self.want_head(key);
             }
         }
+        self.tidy_gone();
+    }
+
+    /// What no read that is under way can bring back.
+    fn tidy_gone(&mut self) {
         match self.asked.values().min().copied() {
             None => self.gone.clear(),
             Some(oldest) => self.gone.retain(|_, left_under| oldest <= *left_under),
@@ -590,6 +602,7 @@ impl Window {
         self.heads.clear();
         self.known.clear();
         self.heads_again_at = None;
+        self.forgotten = self.ask_number;
         self.mark_unread();
     }
 

@@ -15,6 +15,7 @@ mod trouble;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+use std::fmt;
 use std::time::Duration;
 
 use posthaste_core::admission::{self, Facts, HoldReason, LaneFacts, Standing};
@@ -119,6 +120,7 @@ struct Node {
     stops_by: Option<Timestamp>,
 }
 
+#[derive(Debug)]
 enum Step {
     Publish,
     /// A node hears of its own commit.
@@ -264,9 +266,14 @@ pub(crate) struct World {
 
 /// Runs the world of a seed to its end, or to the first broken promise; with a known bug built in, if one is named.
 pub fn run(seed: u64, plant: Option<Plant>) -> Report {
+    run_and_tell(seed, plant, |_| {})
+}
+
+/// The same, and tells of every step.
+pub fn run_and_tell(seed: u64, plant: Option<Plant>, mut tell: impl FnMut(fmt::Arguments<'_>)) -> Report {
     plant::activate(plant);
     let mut world = World::new(seed);
-    let result = world.run();
+    let result = world.run(&mut tell);
     plant::activate(None);
     let mut report = world.report;
     report.rows = world.store.rows.len() as u64;
@@ -435,10 +442,11 @@ impl World {
         Duration::from_millis(self.random.random_range(0..=most))
     }
 
-    fn run(&mut self) -> Result<(), Violation> {
+    fn run(&mut self, tell: &mut impl FnMut(fmt::Arguments<'_>)) -> Result<(), Violation> {
         while let Some(Reverse((at, number))) = self.steps.pop() {
             self.now = at;
             let step = self.pending.remove(&number).expect("each step once");
+            tell(format_args!("{} {step:?}", at.to_rfc3339()));
             self.take(step)?;
             if self.random.random_range(0..if self.is_healed { 16u32 } else { 3 }) == 0 {
                 self.look_at_one()?;

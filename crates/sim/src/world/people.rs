@@ -27,6 +27,7 @@ use crate::draw;
 const REPLAYS_AT_ONCE: usize = 5;
 
 /// What a replay has still to make, a few at a time.
+#[derive(Debug)]
 pub(super) struct Replay {
     endpoint: usize,
     asked_at: Timestamp,
@@ -34,6 +35,7 @@ pub(super) struct Replay {
 }
 
 /// Somebody waits to hear what has become of what they wanted.
+#[derive(Debug)]
 pub(super) struct Question {
     wish: Wish,
     endpoint: usize,
