@@ -33,7 +33,7 @@ enum Task {
     },
     /// Measure the scheduler alone, with few lanes and with many
     BenchScheduler,
-    /// Measure a store beside a bare program: [--postgres] [--backlog [--rows N]] [--seconds N]
+    /// Measure a store beside a bare program: [--postgres] [--backlog [--rows N]] [--seconds N] [--callers N] [--rounds N]
     BenchStore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
