@@ -48,7 +48,7 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Measure a store beside a bare program: [--postgres] [--backlog [--rows N]] [--seconds N]
+    /// Measure a store beside a bare program: [--postgres] [--backlog [--rows N]] [--seconds N] [--callers N] [--rounds N]
     BenchStore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,

@@ -21,9 +21,11 @@ const GROUP_CALLERS_MAX: usize = 512;
 const GROUP_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// How many have to wait before a second group is written beside the first.
 const OVERLAPPING_MIN: usize = 64;
-/// From this size on, whoever was in the last group is waited for, and for how long.
+/// From this size on, whoever was in the last group is waited for.
 const GATHERED_MIN: usize = 8;
-const GATHERING_MAX: Duration = Duration::from_micros(300);
+/// And for this part of the time that it took to write, because that is what a second group would cost.
+const GATHERING_PART: u32 = 4;
+const GATHERING_MAX: Duration = Duration::from_millis(3);
 /// How long somebody waits to be taken. Once taken, the group's own deadlines hold.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
@@ -64,7 +66,7 @@ impl<W: Writing> Committer<W> {
             waiting_bytes: Arc::clone(&waiting_bytes),
             in_flight: AtomicUsize::new(0),
             has_landed: Notify::new(),
-            last_callers: AtomicUsize::new(0),
+            last: Mutex::new((0, Duration::ZERO)),
         });
         let tasks = (0..tasks).map(|_| tokio::spawn(run(Arc::clone(writing), Arc::clone(&shared)))).collect();
         Committer { queue: Mutex::new(Some(queue)), waiting_bytes, waiting_bytes_max, tasks: Mutex::new(tasks) }
@@ -112,8 +114,8 @@ struct Queue<W: Writing> {
     /// Groups that are being written.
     in_flight: AtomicUsize,
     has_landed: Notify,
-    /// How many callers the last group had.
-    last_callers: AtomicUsize,
+    /// How many callers the last group had, and how long it took.
+    last: Mutex<(usize, Duration)>,
 }
 
 /// Where one caller waits for its answer.
@@ -152,8 +154,9 @@ impl<W: Writing> Queue<W> {
         group.take(inbox.recv().await?, &self.waiting_bytes);
         // Those who were answered just now are about to come back. Without them the next group would be a small one, and they
         // would wait for it.
-        let expected = self.last_callers.load(Ordering::Relaxed);
-        let gathered_by = Instant::now() + if expected >= GATHERED_MIN { GATHERING_MAX } else { Duration::ZERO };
+        let (expected, took) = *self.last.lock();
+        let patience = if expected >= GATHERED_MIN { (took / GATHERING_PART).min(GATHERING_MAX) } else { Duration::ZERO };
+        let gathered_by = tokio::time::Instant::now() + patience;
         loop {
             while group.has_room()
                 && let Ok(job) = inbox.try_recv()
@@ -173,31 +176,38 @@ impl<W: Writing> Queue<W> {
                     },
                     () = has_landed => {}
                 }
-            } else if group.calls.len() < expected && Instant::now() < gathered_by {
-                tokio::task::yield_now().await;
+            } else if group.calls.len() < expected && tokio::time::Instant::now() < gathered_by {
+                match tokio::time::timeout_at(gathered_by, inbox.recv()).await {
+                    Ok(Some(job)) => group.take(job, &self.waiting_bytes),
+                    Ok(None) | Err(_) => break,
+                }
             } else {
                 break;
             }
         }
         self.in_flight.fetch_add(1, Ordering::AcqRel);
-        self.last_callers.store(group.calls.len(), Ordering::Relaxed);
         Some(group)
     }
 }
 
 /// Lands also if the writing panics, so that the other task does not wait for it.
-struct InFlight<'a, W: Writing>(&'a Queue<W>);
+struct InFlight<'a, W: Writing> {
+    queue: &'a Queue<W>,
+    callers: usize,
+    began_at: Instant,
+}
 
 impl<W: Writing> Drop for InFlight<'_, W> {
     fn drop(&mut self) {
-        self.0.in_flight.fetch_sub(1, Ordering::AcqRel);
-        self.0.has_landed.notify_waiters();
+        *self.queue.last.lock() = (self.callers, self.began_at.elapsed());
+        self.queue.in_flight.fetch_sub(1, Ordering::AcqRel);
+        self.queue.has_landed.notify_waiters();
     }
 }
 
 async fn run<W: Writing>(writing: Arc<W>, queue: Arc<Queue<W>>) {
     while let Some(Group { mut calls, mut answers, .. }) = queue.next().await {
-        let _in_flight = InFlight(&queue);
+        let _in_flight = InFlight { queue: &queue, callers: calls.len(), began_at: Instant::now() };
         let mut answer = |place: usize, result: Result<W::Answer, Error>| {
             if let Some(waiting) = answers[place].take() {
                 // Whoever asked may have gone; what was committed stays.
