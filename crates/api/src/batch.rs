@@ -11,14 +11,15 @@ use axum::response::Response;
 use bytes::BytesMut;
 use http::StatusCode;
 use posthaste_core::event::Event;
-use posthaste_store::NewEvent;
+use posthaste_store::{NewEvent, Published as Stored};
 use serde::Serialize;
 
 use utoipa::ToSchema;
 
 use crate::body::{self, MediaType};
 use crate::call::{Call, answer};
-use crate::events::{NewEventBody, Published, check_tenant, commit};
+use crate::catalogue::Catalogue;
+use crate::events::{NewEventBody, Published, check_tenant, commit, made_before};
 use crate::problem::Problem;
 
 /// So many are committed together: enough to share the cost of a flush, few enough that others get their turn.
@@ -74,8 +75,9 @@ pub(crate) async fn publish(mut call: Call) -> Result<Response, Problem> {
         results.push(None);
         let text = &bytes[item.clone()];
         match read(&call, &catalogue, text).await {
-            Ok(new) => group.add(place, new, text.len()),
-            Err(problem) => results[place] = Some(BatchResult::Refused(Refused { error: problem })),
+            Ok((new, None)) => group.add(place, new, text.len()),
+            Ok((new, Some(stored))) => results[place] = Some(result(&new.event, stored)),
+            Err(error) => results[place] = Some(BatchResult::Refused(Refused { error })),
         }
         if group.is_full() {
             group.commit(&call, &mut results).await?;
@@ -94,7 +96,15 @@ pub(crate) async fn publish(mut call: Call) -> Result<Response, Problem> {
     Ok(answer(StatusCode::ACCEPTED, &batch))
 }
 
-async fn read(call: &Call, catalogue: &crate::catalogue::Catalogue, text: &[u8]) -> Result<NewEvent, Problem> {
+fn result(event: &Event, stored: Stored) -> BatchResult {
+    match Published::show(event, stored) {
+        Ok(published) => BatchResult::Published(published),
+        Err(error) => BatchResult::Refused(Refused { error }),
+    }
+}
+
+/// One event, and what became of it if that is known without publishing it.
+async fn read(call: &Call, catalogue: &Catalogue, text: &[u8]) -> Result<(NewEvent, Option<Stored>), Problem> {
     // The limit of one event is that of one event, wherever it is.
     if text.len() > call.app.options.body_bytes_max {
         return Err(Problem::too_large(call.app.options.body_bytes_max));
@@ -102,7 +112,8 @@ async fn read(call: &Call, catalogue: &crate::catalogue::Catalogue, text: &[u8])
     let given: NewEventBody<'_> = body::parse(text)?;
     let new = given.read(&call.app, &call.caller, catalogue, None)?;
     check_tenant(&call.app, &new.event.tenant).await?;
-    Ok(new)
+    let made_before = made_before(&call.app, &new).await?;
+    Ok((new, made_before))
 }
 
 /// Events that will be committed together, with their places in the batch.
@@ -136,10 +147,7 @@ impl Group {
         match commit(&call.app, events).await {
             Ok(stored) => {
                 for ((place, event), stored) in places.into_iter().zip(&known).zip(stored) {
-                    results[place] = Some(match Published::show(event, stored) {
-                        Ok(published) => BatchResult::Published(published),
-                        Err(error) => BatchResult::Refused(Refused { error }),
-                    });
+                    results[place] = Some(result(event, stored));
                 }
                 self.has_committed = true;
                 Ok(())

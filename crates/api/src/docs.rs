@@ -168,7 +168,9 @@ fn page_of(table: &[Route], document: &Value) -> String {
 
 /// The name of a shape, leading to it; of a list, that of what is in it.
 fn shape_link(schema: &Value) -> String {
-    let reference = ["/$ref", "/items/$ref", "/properties/data/items/$ref"].iter().find_map(|path| schema.pointer(path)?.as_str());
+    let reference = ["/$ref", "/allOf/0/$ref", "/items/$ref", "/properties/data/items/$ref"]
+        .iter()
+        .find_map(|path| schema.pointer(path)?.as_str());
     match reference.and_then(|reference| reference.rsplit('/').next()) {
         Some(name) => format!("<a href=\"#shape-{name}\">{name}</a>"),
         None => String::new(),

@@ -40,7 +40,7 @@ const LIST: &str = "endpoints";
 /// What stands in answers for a value that is not shown.
 const MASKED: &str = "********";
 /// How often a change is tried again when somebody else was faster.
-const TRIES_MAX: u32 = 5;
+const TRIES_MAX: u32 = 20;
 
 /// What is said about an endpoint. `null` goes back to what is inherited or to the default.
 #[derive(Clone, Default, Debug, Deserialize, ToSchema)]
@@ -374,7 +374,11 @@ pub(crate) async fn put(call: Call) -> Result<Response, Problem> {
         if call.precondition().is_given() {
             return Err(Problem::stale());
         }
-        return make(&call, tenant, given, Some(uid)).await;
+        match make(&call, tenant.clone(), given.clone(), Some(uid.clone())).await {
+            // Somebody has made it between our look and our write: then it is there to be replaced.
+            Err(problem) if problem.status() == StatusCode::CONFLICT && find_by_uid(&call, &tenant, &uid).await?.is_some() => {}
+            made => return made,
+        }
     }
     if !given.secret.is_absent() {
         return Err(Problem::invalid("secret", "is changed with rotate-secret"));
@@ -447,6 +451,11 @@ pub(crate) async fn replace(
         if endpoint == found.stored.endpoint && secrets.is_none() {
             // Nothing to write: said again, as verbs may be.
             return Ok(tagged(ok(&found.view(&call.app)), found.stored.version));
+        }
+        if secrets.is_some() && !call.caller.may_see_secrets {
+            return Err(Problem::forbidden(
+                "Another way to sign comes with a new secret, and that needs the permission `secrets`.",
+            ));
         }
         let has_new_headers = endpoint.headers != found.stored.endpoint.headers;
         let expected_version = Some(found.stored.version);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use posthaste_store::{Key, KeyHash, Store};
 use subtle::ConstantTimeEq;
 
@@ -37,6 +37,8 @@ pub(crate) struct Known {
     /// Milliseconds after `started` at which the number was last confirmed, and one; 0 if it has to be asked for.
     confirmed: AtomicU64,
     asking: tokio::sync::Mutex<()>,
+    /// How often something was changed here. What was asked for before a change confirms nothing after it.
+    changes: Mutex<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -54,11 +56,14 @@ impl Known {
             started: Instant::now(),
             confirmed: AtomicU64::new(0),
             asking: tokio::sync::Mutex::new(()),
+            changes: Mutex::new(0),
         }
     }
 
     /// Something was changed here: whatever comes next has to ask.
     pub(crate) fn forget(&self) {
+        let mut changes = self.changes.lock();
+        *changes += 1;
         self.confirmed.store(0, Ordering::Release);
     }
 
@@ -129,14 +134,17 @@ impl Known {
 
     async fn ask(&self) -> Result<(), Problem> {
         // What is confirmed is the state at the time of asking, not of the answer.
-        let asked = self.stamp();
+        let (asked, changes) = (self.stamp(), *self.changes.lock());
         let number = self.store.configuration_number().await?;
         let mut copies = self.copies.write();
         if copies.number != number {
             *copies = Copies { number, ..Copies::default() };
         }
         drop(copies);
-        self.confirmed.store(asked, Ordering::Release);
+        let present = self.changes.lock();
+        if *present == changes {
+            self.confirmed.store(asked, Ordering::Release);
+        }
         Ok(())
     }
 

@@ -154,7 +154,11 @@ fn operation(route: &Route) -> Value {
 fn taken(body: &Takes) -> Value {
     let mut content = Map::new();
     for media_type in body.media_types {
-        let mut media = json!({"schema": body.shape.document()});
+        let mut schema = body.shape.document();
+        if !body.fields.is_empty() {
+            schema = json!({"allOf": [schema, {"type": "object", "required": body.fields}]});
+        }
+        let mut media = json!({"schema": schema});
         if !body.example.is_empty() && *media_type == "application/json" {
             media["example"] = serde_json::from_str(body.example).expect("our own example is JSON");
         }

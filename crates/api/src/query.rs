@@ -25,6 +25,8 @@ pub(crate) struct Parameter {
 enum Kind {
     Limit,
     Text,
+    /// What is accepted, as a regular expression.
+    Like(&'static str),
     Time,
     OneOf(&'static [&'static str]),
 }
@@ -33,13 +35,20 @@ const fn text(name: &'static str, about: &'static str) -> Parameter {
     Parameter { name, about, kind: Kind::Text }
 }
 
+const fn like(name: &'static str, about: &'static str, pattern: &'static str) -> Parameter {
+    Parameter { name, about, kind: Kind::Like(pattern) }
+}
+
+const WORD_PATTERN: &str = "^[A-Za-z0-9_-]{1,128}$";
+const TENANT_PATTERN: &str = "^[A-Za-z0-9_-]([A-Za-z0-9_.:-]{0,126}[A-Za-z0-9_-])?$";
+
 pub(crate) const LIMIT: Parameter = Parameter { name: "limit", about: "How many at most, 50 unless said.", kind: Kind::Limit };
 pub(crate) const CURSOR: Parameter = text("cursor", "`next_cursor` of the page before.");
-pub(crate) const TENANT: Parameter = text("tenant", "Only what belongs to this tenant.");
-pub(crate) const ENDPOINT: Parameter = text("endpoint", "Only what goes to this endpoint.");
-pub(crate) const EVENT: Parameter = text("event", "Only what belongs to this event.");
-pub(crate) const TYPE: Parameter = text("type", "Only this event type.");
-pub(crate) const UID: Parameter = text("uid", "Only the endpoint with this `uid`.");
+pub(crate) const TENANT: Parameter = like("tenant", "Only what belongs to this tenant.", TENANT_PATTERN);
+pub(crate) const ENDPOINT: Parameter = like("endpoint", "Only what goes to this endpoint.", "^ep_[0-7][0-9a-hjkmnp-tv-z]{25}$");
+pub(crate) const EVENT: Parameter = like("event", "Only what belongs to this event.", WORD_PATTERN);
+pub(crate) const TYPE: Parameter = like("type", "Only this event type.", "^[A-Za-z0-9_-]+(\\.[A-Za-z0-9_-]+)*$");
+pub(crate) const UID: Parameter = like("uid", "Only the endpoint with this `uid`.", WORD_PATTERN);
 pub(crate) const FROM: Parameter = Parameter { name: "from", about: "Made at this time or later.", kind: Kind::Time };
 pub(crate) const TO: Parameter = Parameter { name: "to", about: "Made before this time.", kind: Kind::Time };
 pub(crate) const STATUSES: [&str; 6] = ["pending", "delivering", "scheduled", "delivered", "dead", "cancelled"];
@@ -56,6 +65,7 @@ impl Parameter {
         let schema = match self.kind {
             Kind::Limit => json!({"type": "integer", "minimum": 1, "maximum": LIMIT_MAX, "default": LIMIT_DEFAULT}),
             Kind::Text => json!({"type": "string"}),
+            Kind::Like(pattern) => json!({"type": "string", "pattern": pattern}),
             Kind::Time => json!({"type": "string", "format": "date-time"}),
             Kind::OneOf(words) => json!({"type": "string", "enum": words}),
         };

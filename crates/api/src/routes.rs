@@ -64,6 +64,8 @@ pub(crate) struct Route {
 pub(crate) struct Takes {
     pub(crate) shape: Shape,
     pub(crate) is_required: bool,
+    /// Fields that this route needs, although the shape that it shares with others does not.
+    pub(crate) fields: &'static [&'static str],
     /// One that works on an empty server; a test sends it.
     pub(crate) example: &'static str,
     pub(crate) media_types: &'static [&'static str],
@@ -112,12 +114,20 @@ impl Route {
     }
 
     fn takes<T: ToSchema>(mut self, example: &'static str) -> Route {
-        self.body = Some(Takes { shape: shape::<T>(), is_required: true, example, media_types: &[JSON] });
+        self.body = Some(Takes { shape: shape::<T>(), is_required: true, fields: &[], example, media_types: &[JSON] });
+        self
+    }
+
+    /// Of what it takes, this has to be there.
+    fn needs(mut self, fields: &'static [&'static str]) -> Route {
+        if let Some(body) = &mut self.body {
+            body.fields = fields;
+        }
         self
     }
 
     fn may_take<T: ToSchema>(mut self, example: &'static str) -> Route {
-        self.body = Some(Takes { shape: shape::<T>(), is_required: false, example, media_types: &[JSON] });
+        self.body = Some(Takes { shape: shape::<T>(), is_required: false, fields: &[], example, media_types: &[JSON] });
         self
     }
 
@@ -241,6 +251,7 @@ pub(crate) fn table() -> Vec<Route> {
         post("/v1/endpoints", "createEndpoint", Access::Scope(Manage), endpoints::create)
             .says("Make an endpoint. Its secret is shown in this answer only.")
             .takes::<endpoints::EndpointBody>(r#"{"url": "https://example.com/webhooks", "tenant": "acme", "event_types": ["invoice.*"]}"#)
+            .needs(&["url"])
             .gives::<endpoints::EndpointView>(201, "The endpoint, with its secret.")
             .refuses(&[409]),
         get("/v1/endpoints", "listEndpoints", Access::Scope(Read), endpoints::list)
@@ -266,6 +277,7 @@ pub(crate) fn table() -> Vec<Route> {
             .asks(&[TENANT])
             .heeds(IF_MATCH)
             .takes::<endpoints::EndpointBody>("")
+            .needs(&["url"])
             .gives::<endpoints::EndpointView>(201, "It was made; its secret is shown in this answer only.")
             .gives::<endpoints::EndpointView>(200, "It was replaced.")
             .refuses(&[409, 412]),
@@ -386,6 +398,7 @@ pub(crate) fn table() -> Vec<Route> {
         post("/v1/event-types", "createEventType", Access::ServerWide(Manage), event_types::create)
             .says("Add a type to the catalogue.")
             .takes::<event_types::EventTypeBody>(r#"{"name": "invoice.created", "description": "An invoice was made.", "versions": [{"version": "2026-04-08", "schema": {"type": "object", "required": ["invoice"]}, "example": {"invoice": "inv_456"}}]}"#)
+            .needs(&["name"])
             .gives::<event_types::EventTypeView>(201, "The type.")
             .refuses(&[409]),
         get("/v1/event-types/{name}", "readEventType", Access::Scope(Read), event_types::read)
@@ -457,7 +470,7 @@ impl Route {
     fn takes_batch(mut self) -> Route {
         let example = r#"[{"type": "invoice.paid", "tenant": "acme", "data": {"invoice": "inv_1"}}, {"type": "invoice.paid", "tenant": "acme", "data": {"invoice": "inv_2"}}]"#;
         let shape = crate::openapi::array_of::<events::NewEventBody>();
-        self.body = Some(Takes { shape, is_required: true, example, media_types: &[JSON, "application/x-ndjson"] });
+        self.body = Some(Takes { shape, is_required: true, fields: &[], example, media_types: &[JSON, "application/x-ndjson"] });
         self
     }
 }

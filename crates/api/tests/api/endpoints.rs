@@ -224,6 +224,26 @@ async fn a_uid_of_the_users_own_makes_or_replaces() {
     server.call(ADMIN, "PUT", "/v1/endpoints/uid:crm-1?tenant=globex", r#"{"url": "http://127.0.0.1:8080/"}"#).await.expect(201);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_at_once_with_one_uid_make_one_endpoint() {
+    let server = std::sync::Arc::new(Server::new("uid-at-once"));
+    let callers: Vec<_> = (0..20)
+        .map(|n| {
+            let server = std::sync::Arc::clone(&server);
+            let body = format!(r#"{{"url": "http://127.0.0.1:8080/{n}"}}"#);
+            tokio::spawn(async move { server.call(ADMIN, "PUT", "/v1/endpoints/uid:crm?tenant=acme", body).await })
+        })
+        .collect();
+    let mut made = 0;
+    for caller in callers {
+        let answer = caller.await.unwrap();
+        assert!(answer.status.is_success() || answer.status == 503, "{}", answer.text());
+        made += usize::from(answer.status == 201);
+    }
+    assert_eq!(made, 1);
+    assert_eq!(server.get("/v1/endpoints").await.expect(200)["data"].as_array().unwrap().len(), 1);
+}
+
 #[tokio::test]
 async fn verbs_may_be_repeated() {
     let server = Server::new("verbs");

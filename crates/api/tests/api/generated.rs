@@ -62,6 +62,11 @@ impl Generator {
         if self.chance(2) {
             return self.nonsense(depth);
         }
+        // A shape with more that is required: the shape itself says what there is.
+        if let Some(parts) = schema["allOf"].as_array() {
+            let shape = parts[0].clone();
+            return self.value(&shape, depth);
+        }
         if let Some(options) = schema["enum"].as_array() {
             let options = options.clone();
             return self.pick(&options).clone();
@@ -164,6 +169,8 @@ impl Generator {
             "tenant" => json!(self.known("tenants")),
             "endpoint" => json!(self.known("endpoints")),
             "type" => json!("invoice.paid"),
+            // One that is there already, too.
+            "id" if self.chance(30) => json!(self.known("events")),
             "uid" | "id" => json!(format!("generated-{}", self.made)),
             "name" => json!(format!("type-{}", self.made)),
             "version" => json!(format!("v{}", self.made)),

@@ -92,7 +92,26 @@ async fn i48_names_that_try_to_be_something_else_are_only_names(server: Server) 
     }
 }
 
+async fn i48_an_id_of_ours_that_is_there_already_is_a_duplicate_or_a_conflict(server: Server) {
+    let made = server.post("/v1/events", r#"{"type": "a", "tenant": "acme", "data": 1}"#).await.expect(202);
+    let id = crate::server::text(&made["id"]);
+    let again = |data: u32| format!(r#"{{"type": "a", "tenant": "acme", "data": {data}, "id": "{id}"}}"#);
+    let same = server.post("/v1/events", again(1)).await.expect(200);
+    assert_eq!((&same["id"], &same["duplicate"]), (&made["id"], &true.into()));
+    server.post("/v1/events", again(2)).await.expect(409);
+    let batch = server.post("/v1/events/batch", format!("[{}, {}]", again(1), again(2))).await.expect(202);
+    assert_eq!((&batch["duplicates"], &batch["rejected"]), (&1.into(), &1.into()), "{batch}");
+    // Of another tenant, or not there yet, it is an id like any other.
+    server.post("/v1/events", again(1).replace("acme", "globex")).await.expect(202);
+    let moved = r#"{"type": "a", "tenant": "acme", "data": 1, "id": "evt_01knp9e1ege0094d2pf2dbsqqg"}"#;
+    server.post("/v1/events", moved).await.expect(202);
+    server.post("/v1/events", moved).await.expect(200);
+    server.post("/v1/events", moved.replace("1,", "2,")).await.expect(409);
+    assert_eq!(server.get("/v1/events?tenant=acme").await.expect(200)["data"].as_array().unwrap().len(), 2);
+}
+
 on_both_databases! {
+    i48_an_id_of_ours_that_is_there_already_is_a_duplicate_or_a_conflict
     i48_bad_input_gets_its_status_and_stores_nothing
     i48_names_that_try_to_be_something_else_are_only_names
 }

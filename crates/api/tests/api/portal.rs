@@ -25,6 +25,8 @@ async fn a_portal_token_is_a_credential_with_its_permissions_for_one_tenant() {
     let manage = token(&server, "\"view\", \"manage\"").await;
     server.call(&manage, "POST", &format!("{}/pause", path("endpoints", &own)), "").await.expect(200);
     server.call(&manage, "POST", &format!("{}/rotate-secret", path("endpoints", &own)), "").await.expect(403);
+    let other_scheme = r#"{"signing": {"scheme": "standard-ed25519"}}"#;
+    server.call(&manage, "PATCH", &path("endpoints", &own), other_scheme).await.expect(403);
     let made = server.call(&manage, "POST", "/v1/endpoints", r#"{"url": "http://127.0.0.1:8080/"}"#).await.expect(201);
     assert_eq!(made["tenant"], "acme");
     assert!(made.get("secret").is_none(), "not without the permission to see secrets");
