@@ -26,6 +26,8 @@ pub(crate) enum Mood {
     Limiting(u64),
     /// Answers well, after so many milliseconds.
     Slow(u64),
+    /// Fails at once, or answers well after a while.
+    Uneven,
 }
 
 pub(crate) fn tenant_config(random: &mut ChaCha8Rng) -> TenantConfig {
@@ -89,6 +91,7 @@ pub(crate) fn mood(random: &mut ChaCha8Rng) -> Mood {
         10 => Mood::Hanging,
         11 => Mood::Refusing,
         12 => Mood::Limiting(random.random_range(0..2000u64)),
+        14 => Mood::Uneven,
         16 => Mood::Slow(random.random_range(500..12_000u64)),
         13 if random.random_range(0..4u32) == 0 => Mood::Failing(410),
         _ => Mood::Flaky,

@@ -140,7 +140,13 @@ impl World {
                     self.bodiless.insert(((node, member), wanted.delivery), hit);
                 }
             }
-            Deed::Record { .. } | Deed::HandOver { .. } => delay = self.record_takes(node),
+            Deed::Record { records, .. } => {
+                let is_asked = |record: &Record| matches!(&record.recorded, Recorded::Moved { audit: Some(_), .. });
+                // What comes in between is what can go wrong with a wish.
+                let more = if records.iter().any(is_asked) && self.random.random_range(0..3u32) == 0 { 400 } else { 0 };
+                delay = self.record_takes(node, more);
+            }
+            Deed::HandOver { .. } => delay = self.record_takes(node, 0),
         }
         let step = match deed {
             Deed::Send(sending) => return self.send(node, *sending),
@@ -170,8 +176,8 @@ impl World {
         self.soon(most)
     }
 
-    fn record_takes(&mut self, node: usize) -> Duration {
-        let takes = self.store_takes() + self.soon(5);
+    fn record_takes(&mut self, node: usize, more: u64) -> Duration {
+        let takes = self.store_takes() + self.soon(5 + more);
         let at = (self.now + takes).max(self.nodes[node].records_until);
         self.nodes[node].records_until = at;
         at.since(self.now)
@@ -253,7 +259,7 @@ impl World {
             }
             Deed::HandOver { partitions, lanes, in_flight } => {
                 self.commit_records((node, member), &lanes)?;
-                let delay = self.record_takes(node);
+                let delay = self.record_takes(node, 0);
                 self.later(delay, Step::HandOver { node, member, partitions, in_flight });
                 return Ok(());
             }

@@ -381,8 +381,14 @@ impl World {
             let at = self.moment_within(span);
             busy.push(at);
             // Events come in bursts, too.
-            for _ in 0..if self.random.random_range(0..20u32) == 0 { 25 } else { 1 } {
+            let is_burst = self.random.random_range(0..20u32) == 0;
+            for _ in 0..if is_burst { 25 } else { 1 } {
                 self.later(at, Step::Publish);
+            }
+            // While many wait for their turn, some are called off.
+            for _ in 0..if is_burst { self.random.random_range(0..3u32) } else { 0 } {
+                let at = at + self.soon(300);
+                self.later(at, Step::Cancel);
             }
         }
         for endpoint in 0..self.endpoints.len() {

@@ -273,8 +273,18 @@ impl World {
         self.ask(Wish::Test, endpoint, vec![], command);
     }
 
+    /// Half of the time one that could go any moment.
     fn one_that_waits(&mut self) -> Option<usize> {
-        let waiting: Vec<usize> = (0..self.store.rows.len()).filter(|row| self.store.rows[*row].due().is_some()).collect();
+        let mut waiting: Vec<usize> = (0..self.store.rows.len()).filter(|row| self.store.rows[*row].due().is_some()).collect();
+        if self.random.random_range(0..2u32) == 0 {
+            let is_near = |number: &usize| {
+                let row = &self.store.rows[*number];
+                let is_new = self.now < row.committed_at + Duration::from_secs(5);
+                is_new && row.due() <= Some(self.now) && row.key.is_some() && self.store.is_head_of_key(*number)
+            };
+            let near: Vec<usize> = waiting.iter().copied().filter(is_near).collect();
+            waiting = if near.is_empty() { waiting } else { near };
+        }
         (!waiting.is_empty()).then(|| waiting[self.random.random_range(0..waiting.len())])
     }
 

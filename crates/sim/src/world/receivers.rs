@@ -108,6 +108,11 @@ impl World {
             Mood::Hanging => (timeout, Outcome::Silent(Silence::Timeout)),
             Mood::Slow(millis) if Duration::from_millis(millis) >= timeout => (timeout, Outcome::Silent(Silence::Timeout)),
             Mood::Slow(millis) => (Duration::from_millis(millis), answered(200)),
+            Mood::Uneven if self.random.random_range(0..2u32) == 0 => (quick, answered(503)),
+            Mood::Uneven => {
+                let takes = Duration::from_millis(self.random.random_range(500..9_000u64));
+                if takes < timeout { (takes, answered(200)) } else { (timeout, Outcome::Silent(Silence::Timeout)) }
+            }
             Mood::Refusing => (Duration::from_millis(2), Outcome::NotSent(NoConnection::Connect)),
             Mood::Flaky => (quick, answered(if self.random.random_range(0..3u32) == 0 { 500 } else { 204 })),
             Mood::Limiting(seconds) => (quick, Outcome::Answered { status: 429, retry_after: Some(Duration::from_secs(seconds)) }),
