@@ -25,7 +25,9 @@ pub(crate) fn run(fast: bool) -> anyhow::Result<()> {
     parts.time("examples in comments", || crate::run(&mut cargo(&["test", "--workspace", "--doc", "--quiet"])))?;
     if !fast {
         parts.time("demo, as in the README", || crate::run(&mut cargo(&["run", "--release", "--quiet", "--", "demo"])))?;
-        parts.time("20 kills of the server under load", || crate::checker("crash", &["--cycles", "20"].map(str::to_owned)))?;
+        parts.time("20 kills of the server under load", || {
+            crate::checker("crash", &["--strict", "--cycles", "20"].map(str::to_owned))
+        })?;
     }
     let summary = parts.time("tests", || tests(fast))?;
     println!("\n{parts}");

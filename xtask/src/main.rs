@@ -44,7 +44,12 @@ enum Task {
     },
     /// Measure the scheduler alone, with few lanes and with many
     BenchScheduler,
-    /// Measure a store beside a bare program: [--postgres] [--backlog [--rows N]] [--seconds N]
+    /// Measure the sender beside the bare client of the same library: [--seconds N] [--tasks N]
+    BenchSender {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Measure a store beside a bare program: [--postgres] [--backlog [--rows N]] [--seconds N] [--callers N] [--rounds N]
     BenchStore {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
@@ -74,13 +79,9 @@ fn main() -> ExitCode {
         Task::Crash { arguments } => checker("crash", &arguments),
         Task::Soak { arguments } => checker("soak", &arguments),
         Task::BenchScheduler => simulator("scheduler", &[]),
-        Task::BenchStore { arguments } => {
-            run(cargo(&["run", "--release", "--quiet", "--package", "posthaste-store", "--example", "bench", "--"])
-                .args(&arguments))
-        }
-        Task::BenchApi { arguments } => {
-            run(cargo(&["run", "--release", "--quiet", "--package", "posthaste-api", "--example", "bench", "--"]).args(&arguments))
-        }
+        Task::BenchSender { arguments } => example("posthaste-sender", &arguments),
+        Task::BenchStore { arguments } => example("posthaste-store", &arguments),
+        Task::BenchApi { arguments } => example("posthaste-api", &arguments),
         Task::FuzzApi { arguments } => fuzz_api::fuzz(&arguments),
         Task::Fleet { arguments } => simulator("fleet", &arguments),
     };
@@ -91,6 +92,11 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// A crate's measurements.
+fn example(package: &str, arguments: &[String]) -> anyhow::Result<()> {
+    run(cargo(&["run", "--release", "--quiet", "--package", package, "--example", "bench", "--"]).args(arguments))
 }
 
 fn simulator(command: &str, arguments: &[String]) -> anyhow::Result<()> {

@@ -25,6 +25,8 @@ pub(crate) fn ensure() -> anyhow::Result<()> {
     ensure_package("PostgreSQL 14 or newer", "postgresql", posthaste_testpg::is_installed)?;
     // Flushes that fail, power cuts and killed processes.
     ensure_program("strace", "strace")?;
+    // A network without a way out, to dial public addresses in.
+    ensure_package("ip", "iproute2", || answers(Command::new("ip").arg("-V")))?;
     ensure_program("pkill", "procps")?;
     ensure_package("mkfs.ext4", "e2fsprogs", || answers(Command::new("mkfs.ext4").arg("-V")))?;
     ensure_nextest()

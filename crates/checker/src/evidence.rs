@@ -142,6 +142,12 @@ pub struct DeliveryState {
     pub attempt_count: u64,
 }
 
+impl DeliveryState {
+    pub fn is_over(&self) -> bool {
+        ["delivered", "dead", "cancelled"].contains(&self.status.as_str())
+    }
+}
+
 /// What the server lists for one event in the end: of how many deliveries to which endpoint it knows.
 pub type Listed = BTreeMap<String, u32>;
 

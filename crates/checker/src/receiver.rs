@@ -149,8 +149,8 @@ impl Receiver {
                 20..25 => status(500),
                 25..28 => status(429),
                 28..32 => Plan { delay: Duration::ZERO, answer: Answer::Cut },
-                // Too late for the time-out of one second.
-                32..34 => Plan { delay: Duration::from_millis(1500), answer: Answer::Status(200) },
+                // Too late for the time-out of three seconds.
+                32..34 => Plan { delay: Duration::from_secs(4), answer: Answer::Status(200) },
                 _ => status(200),
             },
             Mood::Healthy | Mood::Slow | Mood::Flaky | Mood::Picky | Mood::Going => status(200),

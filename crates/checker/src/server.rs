@@ -13,6 +13,7 @@ use tokio::net::TcpStream;
 
 /// However slow this machine is today, a server that is not ready by then is stuck.
 const READY_MAX: Duration = Duration::from_mins(1);
+const GONE_MAX: Duration = Duration::from_secs(2);
 const STOP_MAX: Duration = Duration::from_mins(1);
 
 /// How to start it.
@@ -110,6 +111,11 @@ impl Process {
             signal_group(self.id(), "KILL")?;
             self.child.wait()?;
             self.is_over = true;
+            // What ran under something else is not our child, and may take a moment longer to let go of its files.
+            let started = Instant::now();
+            while signal_group(self.child.id(), "0").is_ok() && started.elapsed() < GONE_MAX {
+                std::thread::sleep(Duration::from_millis(2));
+            }
         }
         Ok(())
     }
@@ -155,7 +161,8 @@ impl Drop for Process {
 
 /// By the number of a process that we have started and not yet waited for.
 pub fn signal_group(leader: u32, name: &str) -> anyhow::Result<()> {
-    let status = Command::new("kill").args([&format!("-{name}"), "--", &format!("-{leader}")]).status()?;
+    let mut kill = Command::new("kill");
+    let status = kill.args([&format!("-{name}"), "--", &format!("-{leader}")]).stderr(Stdio::null()).status()?;
     if status.success() { Ok(()) } else { bail!("no process took the signal") }
 }
 

@@ -146,8 +146,9 @@ impl<'a> Index<'a> {
         self.hits_of(serial, endpoint).iter().any(|hit| hit.answer.is_success() || hit.answer.is_permanent())
     }
 
+    /// What a server has sent in its last moments may be read after it is gone.
     fn was_killed_between(&self, from: Moment, until: Moment) -> bool {
-        self.evidence.kills.iter().any(|kill| (from..=until).contains(kill))
+        self.evidence.kills.iter().any(|kill| (from.saturating_sub(SLACK)..=until).contains(kill))
     }
 
     /// Whether the server may have forgotten how this ended: it was killed before it can have written it down.
@@ -234,8 +235,7 @@ fn nothing_is_stuck(index: &Index<'_>) -> Verdict {
             .get(&**delivery)
             .and_then(|hits| hits.first())
             .is_some_and(|hit| index.evidence.endpoints.get(hit.endpoint).is_some_and(|endpoint| endpoint.is_doomed));
-        let is_over = ["delivered", "dead", "cancelled"].contains(&state.status.as_str());
-        finding.check(is_over || is_doomed, || format!("{delivery} is {state:?}"));
+        finding.check(state.is_over() || is_doomed, || format!("{delivery} is {state:?}"));
     }
     finding.done()
 }
@@ -264,7 +264,7 @@ fn attempt_budget(index: &Index<'_>) -> Verdict {
             });
         }
         let Some(state) = index.evidence.deliveries.get(*delivery) else { continue };
-        let (first, last) = (hits[0].start, hits[hits.len() - 1].end + RECORDED_WITHIN);
+        let (first, last) = (hits[0].start.saturating_sub(SLACK), hits[hits.len() - 1].end + RECORDED_WITHIN);
         let kills = index.evidence.kills.iter().filter(|kill| (first..=last).contains(kill)).count();
         let is_within = hits.len() as u64 <= state.attempt_count + kills as u64
             && state.attempt_count <= u64::from(index.evidence.max_attempts);
@@ -542,6 +542,10 @@ mod tests {
         check(&[], |evidence| {
             twice(evidence);
             evidence.kills.push(10 * SECOND + 500);
+        });
+        check(&[], |evidence| {
+            twice(evidence);
+            evidence.kills.push(10 * SECOND - SLACK / 2);
         });
         check(&["I9"], |evidence| {
             again(evidence, 0, 20 * SECOND);

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::caller::Caller;
 use crate::draw::Draw;
-use crate::evidence::{Clock, DeliveryState, Endpoint, Evidence, Listed, Moment, Outcome, Pause, RateLimit};
+use crate::evidence::{Clock, DeliveryState, Endpoint, Evidence, Hit, Listed, Moment, Outcome, Pause, RateLimit};
 use crate::publisher::{Desk, Load, Publishing};
 use crate::receiver::{Mood, Receiver};
 use crate::server::{Process, Program};
@@ -23,6 +23,8 @@ const QUIET_MAX: Duration = Duration::from_secs(30);
 /// How many deliveries are looked up one by one in the end; which ones is drawn.
 const LOOKED_UP_MAX: usize = 10_000;
 const CALLERS: usize = 4;
+/// After this long without a fault everything has settled.
+const CALM: Duration = Duration::from_secs(15);
 /// The endpoint that is paused now and then: one that is healthy, beside others of its tenant.
 const PAUSED: usize = 5;
 
@@ -62,7 +64,8 @@ impl World {
             "--retry-cap-ms 1000",
             "--retry-max-attempts 50",
             "--circuit-probe-interval-seconds 1",
-            "--timeout-default-ms 1000",
+            // Long enough that a busy machine does not take an answer that was given for one that was not.
+            "--timeout-default-ms 3000",
         ];
         let flags = flags.iter().flat_map(|flag| flag.split(' ')).map(str::to_owned).collect();
         let program = Program {
@@ -325,8 +328,25 @@ impl World {
             evidence.endpoint_statuses.insert(endpoint.id.clone(), status);
         }
         evidence.deliveries = self.look_up(&evidence).await?;
+        self.look_again(&mut evidence).await?;
         self.list(&mut evidence).await?;
         Ok(evidence)
+    }
+
+    /// What has been answered may still have to be written down: it has the time that counts as calm.
+    async fn look_again(&self, evidence: &mut Evidence) -> anyhow::Result<()> {
+        let deadline = Instant::now() + CALM;
+        let is_doomed = |hit: &&Hit| evidence.endpoints.get(hit.endpoint).is_some_and(|endpoint| endpoint.is_doomed);
+        let doomed: HashSet<&str> = evidence.hits.iter().filter(is_doomed).map(|hit| &*hit.delivery).collect();
+        let unfinished = evidence.deliveries.iter().filter(|(id, state)| !state.is_over() && !doomed.contains(&***id));
+        let mut unfinished: Vec<Box<str>> = unfinished.map(|(id, _)| id.clone()).collect();
+        while !unfinished.is_empty() && Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            let found = self.look_up_these(&unfinished).await?;
+            unfinished.retain(|id| found.get(id).is_none_or(|state| !state.is_over()));
+            evidence.deliveries.extend(found);
+        }
+        Ok(())
     }
 
     async fn look_up(&self, evidence: &Evidence) -> anyhow::Result<HashMap<Box<str>, DeliveryState>> {
@@ -338,6 +358,10 @@ impl World {
             let at = usize::try_from(draw.number() % ids.len() as u64).expect("less than its length");
             ids.swap_remove(at);
         }
+        self.look_up_these(&ids).await
+    }
+
+    async fn look_up_these(&self, ids: &[Box<str>]) -> anyhow::Result<HashMap<Box<str>, DeliveryState>> {
         let mut tasks = tokio::task::JoinSet::new();
         for part in ids.chunks(ids.len().div_ceil(CALLERS).max(1)) {
             let (part, mut caller) = (part.to_vec(), self.caller());

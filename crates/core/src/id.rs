@@ -96,6 +96,13 @@ impl EventId {
         let mut buffer = [0; ENCODED_LEN];
         EventId(format!("{}{}", Self::PREFIX, encode(unique.0, &mut buffer)).into())
     }
+
+    /// When it was given out, if it is one of ours or looks like one.
+    pub fn made_at(&self) -> Option<Timestamp> {
+        let bits = decode(self.0.strip_prefix(Self::PREFIX)?)?;
+        let is_version_7 = bits & (0xf << 76) == VERSION_7 && bits & (0b11 << 62) == VARIANT;
+        is_version_7.then(|| Timestamp::from_millis(i64::try_from(bits >> 80).expect("48 bits")))
+    }
 }
 
 text_type!(
@@ -189,6 +196,16 @@ mod tests {
         let unique = Sequence::default().next(Timestamp::from_millis(1_775_643_330_000), 0x1234_5678_9abc_def0);
         assert_eq!(DeliveryId::from_unique(unique).to_string(), "dlv_01knp9e1ege0094d2pf2dbsqqg");
         assert_eq!(EventId::from_unique(unique).as_str(), "evt_01knp9e1ege0094d2pf2dbsqqg");
+    }
+
+    #[test]
+    fn an_event_id_of_ours_tells_when_it_was_given_out() {
+        let at = Timestamp::from_millis(1_775_643_330_123);
+        let ours = EventId::from_unique(Sequence::default().next(at, u128::MAX));
+        assert_eq!(ours.made_at(), Some(at));
+        for of_others in ["evt_1", "order-17", "dlv_01knp9e1ege0094d2pf2dbsqqg", "evt_00000000000000000000000000"] {
+            assert_eq!(EventId::parse(of_others).unwrap().made_at(), None, "{of_others}");
+        }
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Known bugs, to be switched on: the simulator has to find each of them.
 //!
 //! A check that has never failed proves nothing. These are the mistakes that we would most regret, each built in at the
-//! place where it would be made. Without the feature `plants`, which only the simulator asks for, [`is`] is always false
-//! and the compiler leaves all of it out.
+//! place where it would be made, here or in the engine. Without the feature `plants`, which only the simulator asks for,
+//! [`is`] is always false and the compiler leaves all of it out.
 
 macro_rules! plants {
     ($($name:ident $label:literal $what:literal,)*) => {
@@ -71,6 +71,19 @@ plants! {
     TokensComeLate "tokens-come-late" "a lane is woken minutes after its next token",
     SharesIgnored "shares-ignored" "one tenant may take every slot there is",
     NotFoundIsRetried "not-found-is-retried" "permanent answers are tried again",
+    // In the engine.
+    WithdrawnIsSent "withdrawn-is-sent" "a late read brings back what is being called off, and it is sent",
+    LeaseEndIgnored "lease-end-ignored" "an owner whose lease has ended keeps its lanes",
+    LeaverSendsOn "leaver-sends-on" "what was given up is begun here all the same",
+    StaleConfigurationKept "stale-configuration-kept" "a tenant's version has changed and nothing is read again",
+    BodyOfAnother "body-of-another" "a delivery is sent with the payload of its neighbour",
+    WrongEpoch "wrong-epoch" "a record goes under the epoch of another partition",
+    LaneStateNotWritten "lane-state-not-written" "whoever takes over knows nothing of the circuit",
+    RecordAnswerDropped "record-answer-dropped" "that a record was committed is not heard",
+    AnswerDropped "answer-dropped" "the answer of a receiver is not written down",
+    CancelAnsweredEarly "cancel-answered-early" "a cancel is answered before it is written",
+    LateNewsIsSent "late-news-is-sent" "late news of a row that was read, sent and forgotten sends it again",
+    OldClaimGrantsBurst "old-claim-grants-burst" "tokens count from this node's first partition, not from the one that it took over",
 }
 
 #[cfg(feature = "plants")]
@@ -92,6 +105,6 @@ pub fn is(plant: Plant) -> bool {
 
 /// Whether this bug is switched on: never, in what ships.
 #[cfg(not(feature = "plants"))]
-pub(crate) const fn is(_: Plant) -> bool {
+pub const fn is(_: Plant) -> bool {
     false
 }

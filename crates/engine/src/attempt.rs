@@ -14,11 +14,12 @@ use posthaste_store::{AttemptRecord, Store, Timings};
 use crate::lease::Lease;
 use crate::owner::Sending;
 
-pub(crate) async fn attempt(store: &dyn Store, client: &Client, lease: &Lease, sending: &Sending) -> AttemptRecord {
+/// `None` if nothing was tried, because this node's lease has ended.
+pub(crate) async fn attempt(store: &dyn Store, client: &Client, lease: &Lease, sending: &Sending) -> Option<AttemptRecord> {
     let attempted_at = store.now();
-    let posted = post(store, client, lease, sending).await;
+    let posted = post(store, client, lease, sending).await?;
     let posthaste_sender::Timings { dns, connect, tls, first_byte } = posted.timings;
-    AttemptRecord {
+    Some(AttemptRecord {
         id: AttemptId::from_unique(store.unique()),
         number: sending.number,
         outcome: posted.outcome,
@@ -28,16 +29,18 @@ pub(crate) async fn attempt(store: &dyn Store, client: &Client, lease: &Lease, s
         preview: posted.preview,
         error: posted.error,
         attempted_at,
-    }
+    })
 }
 
-async fn post(store: &dyn Store, client: &Client, lease: &Lease, sending: &Sending) -> Posted {
-    let not_sent = |error: &str| Posted {
-        outcome: Outcome::Blocked,
-        response_time: Duration::ZERO,
-        timings: posthaste_sender::Timings::default(),
-        preview: None,
-        error: Some(error.to_owned()),
+async fn post(store: &dyn Store, client: &Client, lease: &Lease, sending: &Sending) -> Option<Posted> {
+    let not_sent = |error: &str| {
+        Some(Posted {
+            outcome: Outcome::Blocked,
+            response_time: Duration::ZERO,
+            timings: posthaste_sender::Timings::default(),
+            preview: None,
+            error: Some(error.to_owned()),
+        })
     };
     let now = store.wall_clock();
     let target = &sending.target;
@@ -57,9 +60,10 @@ async fn post(store: &dyn Store, client: &Client, lease: &Lease, sending: &Sendi
         now,
     };
     let request = request::build(&one_try);
-    // Another node may own it by now. Its record would be refused, but the receiver would have had it twice.
+    // Another node may own it by now. Our record would be refused, but the receiver would have had it twice. And if nobody
+    // does, it would count an attempt that was none.
     if lease.has_ended() {
-        return not_sent("this node's lease has ended");
+        return None;
     }
-    client.post(request, sending.timeout, now).await
+    Some(client.post(request, sending.timeout, now).await)
 }

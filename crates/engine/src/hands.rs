@@ -4,6 +4,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use posthaste_core::scheduler::Seq;
@@ -52,10 +53,15 @@ impl Hands {
                 tokio::spawn(async move { hands.send(*sending).await });
             }
             Deed::Record { life, records, after } => {
-                tokio::spawn(async move {
+                let mut recording = Box::pin(async move {
                     let results = hands.record(records).await;
                     hands.tell(Wake::Recorded { life, after, results });
                 });
+                // Begun here, and not in a task that may be overtaken: what is known of a lane must reach the store after
+                // what was known before.
+                if recording.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+                    tokio::spawn(recording);
+                }
             }
             Deed::Read { life, endpoint, want, limit } => {
                 tokio::spawn(async move {
@@ -139,8 +145,11 @@ impl Hands {
     }
 
     async fn send(&self, sending: Sending) {
-        let attempt = Box::new(attempt(self.store.as_ref(), &self.client, self.membership.lease(), &sending).await);
-        self.tell(Wake::Answered { life: sending.life, errand: sending.errand, attempt });
+        let Sending { life, errand, .. } = sending;
+        match attempt(self.store.as_ref(), &self.client, self.membership.lease(), &sending).await {
+            Some(attempt) => self.tell(Wake::Answered { life, errand, attempt: Box::new(attempt) }),
+            None => self.tell(Wake::NotSent { life, errand }),
+        }
     }
 
     /// Until this is remembered its deliveries must not be tried again, so they stay in flight.

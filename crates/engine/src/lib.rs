@@ -181,6 +181,7 @@ fn highest(wake: &Wake) -> Seq {
         | Wake::Read { .. }
         | Wake::Bodies { .. }
         | Wake::Answered { .. }
+        | Wake::NotSent { .. }
         | Wake::Recorded { .. }
         | Wake::ConfigurationMoved
         | Wake::Versions { .. }

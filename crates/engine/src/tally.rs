@@ -1,6 +1,6 @@
 //! What was tried at an endpoint: counts for each minute, kept in the store, and a short memory for sudden changes.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use posthaste_core::delivery::{Outcome, Silence, Verdict};
@@ -15,7 +15,7 @@ const RECENT_MINUTES: i64 = 10;
 
 /// Counts that are not in the store yet.
 #[derive(Debug, Default)]
-pub(crate) struct Tallies(HashMap<(EndpointId, Timestamp), Minute>);
+pub(crate) struct Tallies(BTreeMap<(EndpointId, Timestamp), Minute>);
 
 impl Tallies {
     pub(crate) fn add(&mut self, endpoint: EndpointId, tenant: &TenantId, attempt: &AttemptRecord, verdict: Verdict) {
@@ -45,7 +45,7 @@ impl Tallies {
     }
 
     pub(crate) fn take(&mut self) -> Vec<Minute> {
-        self.0.drain().map(|(_, minute)| minute).collect()
+        std::mem::take(&mut self.0).into_values().collect()
     }
 
     /// They could not be written: they are added to the next ones.

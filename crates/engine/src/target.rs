@@ -33,6 +33,11 @@ impl Target {
         target
     }
 
+    /// As it was when it was last read.
+    pub fn stored(&self) -> &StoredEndpoint {
+        &self.stored
+    }
+
     /// A rotated secret signs beside its successor until its overlap ends.
     pub(crate) fn signer_at(&self, now: Timestamp) -> Result<Arc<Signer>, SecretError> {
         if let Some(signer) = &self.signer {

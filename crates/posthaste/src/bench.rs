@@ -14,10 +14,12 @@ mod sink;
 mod throughput;
 
 use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde_json::Value;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::scratch::Scratch;
 use crate::serve::Server;
@@ -85,6 +87,7 @@ impl Bed {
         scratch.path().clone_into(&mut settings.data_dir);
         settings.allow_networks = vec!["127.0.0.0/8".parse().context("our own network")?];
         settings.allow_http = true;
+        runtime.spawn(leave_nothing_behind(scratch.path().to_owned()));
         let server = runtime.block_on(Server::start(&settings))?;
         Ok(Bed { runtime, server, scratch })
     }
@@ -96,6 +99,17 @@ impl Bed {
         drop(self.scratch);
         ended
     }
+}
+
+/// A measurement that is cut short is of no use to anybody, and neither is its database.
+async fn leave_nothing_behind(scratch: PathBuf) {
+    let Ok(mut terminate) = signal(SignalKind::terminate()) else { return };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = terminate.recv() => {}
+    }
+    let _ = std::fs::remove_dir_all(&scratch);
+    std::process::exit(1);
 }
 
 fn load_runtime() -> anyhow::Result<tokio::runtime::Runtime> {

@@ -6,7 +6,7 @@ use std::fmt::Display;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use axum::Router;
@@ -27,6 +27,9 @@ use crate::keys::{ADMIN_KEY, DataDirectory};
 use crate::log::{Logs, without_control_characters};
 use crate::settings::{Role, Settings};
 
+/// A signal that goes to a group of processes often comes twice: from whoever sent it, and passed on by a parent.
+const SAME_SIGNAL_WITHIN: Duration = Duration::from_millis(250);
+
 /// Serves until it is told to stop, twice if once is not enough.
 pub(crate) async fn run(settings: Settings, logs: &Logs) -> anyhow::Result<()> {
     let mut stop = Stop::new()?;
@@ -46,7 +49,7 @@ pub(crate) async fn run(settings: Settings, logs: &Logs) -> anyhow::Result<()> {
     }
     tokio::select! {
         stopped = server.stop() => stopped?,
-        signal = stop.asked() => {
+        signal = stop.asked_again() => {
             logs.say(&format!("posthaste: {signal} again: stopped at once"));
             logs.flush();
             std::process::exit(1);
@@ -280,6 +283,17 @@ struct Stop {
 impl Stop {
     fn new() -> anyhow::Result<Stop> {
         Ok(Stop { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    /// Asked once more, by somebody who means it.
+    async fn asked_again(&mut self) -> &'static str {
+        let asked_first = Instant::now();
+        loop {
+            let signal = self.asked().await;
+            if asked_first.elapsed() > SAME_SIGNAL_WITHIN {
+                return signal;
+            }
+        }
     }
 
     async fn asked(&mut self) -> &'static str {

@@ -11,7 +11,7 @@ use http::{Request, Response, Uri};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use posthaste_core::delivery::{NoConnection, Outcome, Silence};
-use posthaste_core::destination::{Destination, Policy};
+use posthaste_core::destination::{Destination, Policy, Refused};
 use posthaste_core::retry_after;
 use posthaste_core::time::Timestamp;
 use tokio::time::Instant;
@@ -83,12 +83,18 @@ impl Client {
         let started = Instant::now();
         let secrets = OwnSecrets::of(request.headers());
         let mut timings = Timings::default();
-        let destination = match Destination::parse(&request.uri().to_string()) {
+        let text = request.uri().to_string();
+        let destination = match Destination::parse(&text) {
             Ok(destination) => destination,
             Err(rule) => return failed(Failure::refused(&rule), started.elapsed(), timings),
         };
+        // Mostly it is in its one spelling already.
+        let url = if destination.as_str() == text { Ok(request.uri().clone()) } else { destination.as_str().parse() };
+        let Ok(url) = url else {
+            return failed(Failure::refused(&Refused::Unreadable("it cannot be sent in a request")), started.elapsed(), timings);
+        };
         let mut visit = self.pool.visit(&destination);
-        let sent = self.send(&mut visit, &destination, request, started + timeout, &mut timings).await;
+        let sent = self.send(&mut visit, &destination, &url, request, started + timeout, &mut timings).await;
         let response_time = started.elapsed();
         match sent {
             Ok((response, lease)) => {
@@ -108,15 +114,12 @@ impl Client {
         &self,
         visit: &'a mut Visit,
         destination: &Destination,
+        url: &Uri,
         mut request: Request<Full<Bytes>>,
         deadline: Instant,
         timings: &mut Timings,
     ) -> Result<(Response<Incoming>, Lease<'a>), Failure> {
         self.pool.policy().check(destination).map_err(|rule| Failure::refused(&rule))?;
-        let url: Uri = destination
-            .as_str()
-            .parse()
-            .map_err(|_| Failure { outcome: Outcome::Blocked, error: "the URL cannot be sent".to_owned() })?;
         if within(deadline, visit.wait_for_slot()).await.is_none() {
             let error = "all connections to this host were in use for the whole time";
             return Err(Failure::not_sent(NoConnection::Connect, error));
@@ -130,7 +133,7 @@ impl Client {
             let sending = Instant::now();
             // Only a connection that was used before is worth a second try, and only HTTP/2 can refuse after it has seen it.
             let spare = (!is_new && lease.is_shared()).then(|| request.clone());
-            let answer = within(deadline, lease.connection().send(request, &url)).await;
+            let answer = within(deadline, lease.connection().send(request, url)).await;
             timings.first_byte = Some(sending.elapsed());
             match answer {
                 Some(Ok(response)) => return Ok((response, lease)),

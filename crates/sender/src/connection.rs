@@ -4,7 +4,6 @@ use std::error::Error;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Instant;
 
@@ -14,11 +13,13 @@ use http::{Request, Response, Uri, Version};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper::client::conn::{http1, http2};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper::rt::Executor;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use parking_lot::Mutex;
 use posthaste_core::destination::Destination;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::task::AbortHandle;
+use tokio::task::JoinSet;
 use tokio_rustls::client::TlsStream;
 
 use crate::meter::{Meter, Metered};
@@ -51,15 +52,31 @@ pub(crate) struct Facts {
     pub(crate) address: IpAddr,
     pub(crate) made_at: Instant,
     pub(crate) meter: Arc<Meter>,
-    /// How many requests the receiver takes at a time.
-    streams_max: Arc<AtomicUsize>,
-    task: AbortHandle,
+    multiplexer: Option<Multiplexer>,
+    tasks: Tasks,
 }
+
+type Http2 = http2::Connection<TokioIo<Metered<Stream>>, Body, Tasks>;
+/// Shared with the task that drives it, which takes it out at its end: only then is the connection seen to be closed.
+type Multiplexer = Arc<Mutex<Option<Http2>>>;
 
 impl Drop for Facts {
     fn drop(&mut self) {
-        // Whatever the receiver is still sending, nobody reads it any more.
-        self.task.abort();
+        // Whatever the receiver is still sending, or not reading, nobody waits for it any more.
+        self.tasks.0.lock().abort_all();
+    }
+}
+
+/// What runs for one connection, so that it can be ended with it.
+#[derive(Clone, Default)]
+struct Tasks(Arc<Mutex<JoinSet<()>>>);
+
+impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Tasks {
+    fn execute(&self, task: F) {
+        let mut tasks = self.0.lock();
+        // Those that have ended are forgotten.
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task);
     }
 }
 
@@ -78,9 +95,9 @@ impl Connection {
         meter.begin(1);
         let is_http2 = stream.is_http2();
         let io = TokioIo::new(Metered::new(stream, Arc::clone(&meter)));
-        let streams_max = Arc::new(AtomicUsize::new(1));
-        let (wire, task) = if is_http2 {
-            let (send, mut connection) = http2::Builder::new(TokioExecutor::new())
+        let tasks = Tasks::default();
+        let (wire, multiplexer) = if is_http2 {
+            let (send, connection) = http2::Builder::new(tasks.clone())
                 .timer(TokioTimer::new())
                 .initial_stream_window_size(WINDOW_BYTES)
                 .initial_connection_window_size(WINDOW_BYTES * 4)
@@ -88,17 +105,19 @@ impl Connection {
                 .max_send_buf_size(64 * 1024)
                 .handshake(io)
                 .await?;
-            let announced = Arc::clone(&streams_max);
-            announced.store(STREAMS_MAX, Ordering::Relaxed);
-            let task = tokio::spawn(async move {
-                let () = std::future::poll_fn(|context| {
-                    let ended = Pin::new(&mut connection).poll(context).map(|_| ());
-                    announced.store(connection.current_max_send_streams().min(STREAMS_MAX), Ordering::Relaxed);
-                    ended
-                })
-                .await;
-            });
-            (Wire::Http2(send), task)
+            let multiplexer = Arc::new(Mutex::new(Some(connection)));
+            let driven = Arc::clone(&multiplexer);
+            tasks.execute(std::future::poll_fn(move |context| {
+                let mut driven = driven.lock();
+                let Some(connection) = driven.as_mut() else { return Poll::Ready(()) };
+                // How it ended is told to whoever waits for an answer.
+                let ended = Pin::new(connection).poll(context).map(|_| ());
+                if ended.is_ready() {
+                    *driven = None;
+                }
+                ended
+            }));
+            (Wire::Http2(send), Some(multiplexer))
         } else {
             let (send, connection) = http1::Builder::new()
                 .max_buf_size(HEAD_BYTES_MAX)
@@ -109,14 +128,13 @@ impl Connection {
                 .allow_obsolete_multiline_headers_in_responses(true)
                 .handshake(io)
                 .await?;
-            let task = tokio::spawn(async move {
-                // How it ended is told to whoever waits for an answer.
+            tasks.execute(async move {
                 let _ = connection.await;
             });
-            (Wire::Http1(send), task)
+            (Wire::Http1(send), None)
         };
         let made_at = Instant::now();
-        let facts = Arc::new(Facts { destination, address, made_at, meter, streams_max, task: task.abort_handle() });
+        let facts = Arc::new(Facts { destination, address, made_at, meter, multiplexer, tasks });
         Ok(Connection { wire, facts })
     }
 
@@ -131,8 +149,14 @@ impl Connection {
         }
     }
 
+    /// How many requests it takes at a time, by the receiver's wish and ours.
     pub(crate) fn streams_max(&self) -> usize {
-        self.facts.streams_max.load(Ordering::Relaxed)
+        match &self.facts.multiplexer {
+            None => 1,
+            Some(multiplexer) => {
+                multiplexer.lock().as_ref().map_or(0, |connection| connection.current_max_send_streams().min(STREAMS_MAX))
+            }
+        }
     }
 
     /// The same connection once more, where several requests can share it.

@@ -94,9 +94,11 @@ impl Connector {
                 }
             }
         };
-        Connection::over(stream, destination.clone(), address)
-            .await
-            .map_err(|error| Failure::not_sent(NoConnection::Connect, format!("the connection broke at once: {error}")))
+        match within(deadline, Connection::over(stream, destination.clone(), address)).await {
+            Some(Ok(connection)) => Ok(connection),
+            Some(Err(error)) => Err(Failure::not_sent(NoConnection::Connect, format!("the connection broke at once: {error}"))),
+            None => Err(Failure::not_sent(NoConnection::Connect, "no connection came about in time")),
+        }
     }
 
     /// Every address that the destination has, all of them permitted.

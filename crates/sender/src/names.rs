@@ -1,13 +1,14 @@
 //! From a name to addresses: all of them, or none.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
 use std::time::Duration;
 
-use hickory_resolver::TokioResolver;
 use hickory_resolver::config::{ConnectionConfig, LookupIpStrategy, NameServerConfig, ResolveHosts, ResolverConfig, ResolverOpts};
 use hickory_resolver::net::NetError;
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::proto::rr::Name;
+use hickory_resolver::{ResolverBuilder, TokioResolver};
 
 use crate::options::{NameServers, OptionsError};
 
@@ -19,6 +20,7 @@ const ADDRESSES_MAX: usize = 32;
 const QUESTION_TIME_MAX: Duration = Duration::from_secs(2);
 /// However long an answer claims to be good: a receiver that moves is found again after this long.
 const REMEMBERED_MAX: Duration = Duration::from_mins(1);
+const SYSTEM_SETTINGS: &str = "/etc/resolv.conf";
 const FAILURE_REMEMBERED_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Clone)]
@@ -30,12 +32,10 @@ impl Names {
     pub(crate) fn new(name_servers: &NameServers) -> Result<Names, OptionsError> {
         let refuse = |error: NetError| OptionsError::NameServers(error.to_string());
         let mut builder = match name_servers {
+            // Where the machine says nothing, the C library asks the machine itself.
+            NameServers::System if !Path::new(SYSTEM_SETTINGS).exists() => builder(&[(Ipv4Addr::LOCALHOST, 53).into()]),
             NameServers::System => TokioResolver::builder_tokio().map_err(refuse)?,
-            NameServers::These(servers) => {
-                let servers = servers.iter().map(name_server).collect();
-                let config = ResolverConfig::from_name_servers(servers);
-                TokioResolver::builder_with_config(config, TokioRuntimeProvider::default()).with_options(ResolverOpts::default())
-            }
+            NameServers::These(servers) => builder(servers),
         };
         let options = builder.options_mut();
         options.timeout = QUESTION_TIME_MAX;
@@ -75,6 +75,11 @@ pub(crate) fn is_this_machine(name: &str) -> bool {
 }
 
 pub(crate) const THIS_MACHINE: [IpAddr; 2] = [IpAddr::V6(Ipv6Addr::LOCALHOST), IpAddr::V4(Ipv4Addr::LOCALHOST)];
+
+fn builder(servers: &[SocketAddr]) -> ResolverBuilder<TokioRuntimeProvider> {
+    let config = ResolverConfig::from_name_servers(servers.iter().map(name_server).collect());
+    TokioResolver::builder_with_config(config, TokioRuntimeProvider::default()).with_options(ResolverOpts::default())
+}
 
 fn name_server(address: &SocketAddr) -> NameServerConfig {
     let at_port = |mut connection: ConnectionConfig| {

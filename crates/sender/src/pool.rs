@@ -191,8 +191,10 @@ pub(crate) struct Visit {
 impl Visit {
     /// Waits until there are few enough requests under way to this host.
     pub(crate) async fn wait_for_slot(&mut self) {
-        let slot = Arc::clone(&self.slots).acquire_owned().await.expect("slots are never closed");
-        self.slot = Some(slot);
+        self.slot = match Arc::clone(&self.slots).try_acquire_owned() {
+            Ok(slot) => Some(slot),
+            Err(_) => Some(Arc::clone(&self.slots).acquire_owned().await.expect("slots are never closed")),
+        };
     }
 
     /// A connection that is there already. The one used last comes first: the others may then grow old.

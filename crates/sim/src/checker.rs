@@ -10,14 +10,16 @@ use std::time::Duration;
 use posthaste_core::admission::Standing;
 use posthaste_core::bucket::RateLimit;
 use posthaste_core::circuit::{Breaker, CircuitPolicy};
-use posthaste_core::delivery::{DeadReason, Outcome, Verdict};
+use posthaste_core::delivery::{DeadReason, Outcome, State, Verdict};
 use posthaste_core::endpoint::Status;
+use posthaste_core::event::Event;
 use posthaste_core::quiet_hours::Phase;
-use posthaste_core::scheduler::{Decision, LaneConfig, LaneMemory};
+use posthaste_core::scheduler::{LaneConfig, LaneMemory};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Mode;
+use posthaste_store::StoredEndpoint;
 
-use crate::world::{Endpoint, Row, World};
+use crate::world::{Endpoint, Member, Row, World};
 
 /// A promise that was broken.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -27,15 +29,16 @@ pub struct Violation {
     pub what: String,
 }
 
-/// One request at a receiver.
+/// One turn of a delivery, and the request that comes of it.
 #[derive(Clone, Debug)]
 pub(crate) struct Hit {
     pub(crate) row: usize,
     pub(crate) endpoint: usize,
     pub(crate) attempt: u32,
     pub(crate) is_probe: bool,
-    pub(crate) node: usize,
-    pub(crate) epoch: u64,
+    pub(crate) member: Member,
+    /// When it was decided that it goes. Its payload may have to be read first.
+    pub(crate) turned_at: Timestamp,
     pub(crate) started: Timestamp,
     pub(crate) timeout: Duration,
 }
@@ -46,7 +49,7 @@ pub(crate) struct Checker {
     lanes: BTreeMap<usize, LaneHistory>,
     tenants: BTreeMap<usize, Shape>,
     /// Second and later tries of a node, while there is an incident.
-    retries: BTreeMap<(usize, u64), Shape>,
+    retries: BTreeMap<Member, Shape>,
 }
 
 /// What has happened to one delivery.
@@ -62,6 +65,10 @@ struct RowHistory {
     crashes: u32,
     /// Since when whoever asked was told that it is due and held by nothing.
     pending_since: Option<Timestamp>,
+    /// Somebody was told that it is called off.
+    called_off: bool,
+    /// What its last answer has led to, by the attempt: that is what has to be written down with it.
+    circuit_after: Option<(u32, Circuit, u32)>,
 }
 
 #[derive(Clone, Default)]
@@ -123,44 +130,27 @@ impl Shape {
 
 /// How long news may take to reach an owner: a sweep, and the reads that follow.
 const NEWS: Duration = Duration::from_secs(3);
+/// How long a change may take to be in force.
+const CHANGES: Duration = Duration::from_secs(1);
 
 impl Checker {
-    pub(crate) fn hit_starts(&mut self, world: &World, hit: &Hit) -> Result<(), Violation> {
+    /// It is decided that a delivery goes now. Answers whether it is the probe of an open circuit.
+    pub(crate) fn turn_comes(&mut self, world: &World, hit: &Hit) -> Result<bool, Violation> {
         let now = world.now;
-        let row = &world.rows[hit.row];
+        let row = &world.store.rows[hit.row];
         let endpoint = &world.endpoints[hit.endpoint];
         let history = self.rows.entry(hit.row).or_default();
         let fail =
             |promise, what: String| Err(Violation { promise, what: format!("row {} at {}: {what}", hit.row, now.to_rfc3339()) });
-
-        if world.owner_of(hit.endpoint) != hit.node {
-            return fail("I34", "sent by a node that has lost it".to_owned());
-        }
         let Some(due) = row.due() else { return fail("I14", format!("sent although it has ended: {:?}", row.state)) };
         if now < due {
             return fail(if row.attempts == 0 { "I14" } else { "I12" }, format!("sent before it was due at {}", due.to_rfc3339()));
         }
-        if row.deliver_at.is_some_and(|at| now < at) {
+        if row.deliver_at.is_some_and(|at| now < at) && !row.is_hurried {
             return fail("I14", "sent before deliver_at".to_owned());
         }
         if row.expires_at.is_some_and(|at| at <= now) {
             return fail("A6", "sent although it has expired".to_owned());
-        }
-        if history.succeeded && !history.lost_success {
-            return fail("I9", "sent again after a success".to_owned());
-        }
-        if hit.attempt != row.attempts + 1 {
-            return fail("I10", format!("attempt {} after {} recorded ones", hit.attempt, row.attempts));
-        }
-        if hit.attempt > endpoint.config.retry.max_attempts() && endpoint.config.retry == endpoint.before_change.retry {
-            return fail("I10", format!("attempt {} of at most {}", hit.attempt, endpoint.config.retry.max_attempts()));
-        }
-        history.hits += 1;
-        if history.hits > row.attempts + 1 + history.crashes {
-            return fail(
-                "I10",
-                format!("{} hits for {} recorded attempts and {} crashes", history.hits, row.attempts, history.crashes),
-            );
         }
         if let Some((ended, outcome, attempt)) = &history.last
             && *attempt == row.attempts
@@ -175,27 +165,90 @@ impl Checker {
             }
         }
         for other in world.in_flight.values().filter(|other| other.endpoint == hit.endpoint) {
-            let same_owner = (other.node, other.epoch) == (hit.node, hit.epoch);
+            let same_owner = other.member == hit.member;
             if other.row == hit.row && same_owner {
                 return fail("I13", "two requests of one delivery at once".to_owned());
             }
-            if row.key.is_some() && world.rows[other.row].key == row.key && same_owner {
+            if row.key.is_some() && world.store.rows[other.row].key == row.key && same_owner {
                 return fail("I20", "two requests of one key at once".to_owned());
             }
         }
         if row.key.is_some()
-            && let Some(older) = world.rows[..hit.row]
+            && let Some(older) = world.store.rows[..hit.row]
                 .iter()
                 .find(|other| other.endpoint == row.endpoint && other.key == row.key && other.due().is_some())
         {
             return fail("I20", format!("overtakes {} of its key", older.seq));
         }
-        self.check_order(world, hit, row, endpoint)?;
-        self.check_holds(world, hit, row, endpoint)
+        let is_probe = self.lane(hit.endpoint).is_some_and(|lane| lane.circuit != Circuit::Closed);
+        self.check_order(world, hit, row, endpoint, is_probe)?;
+        self.check_holds(world, hit, row, endpoint)?;
+        Ok(is_probe)
+    }
+
+    /// The request leaves.
+    pub(crate) fn hit_starts(&mut self, world: &World, hit: &Hit, event: &Event, target: &StoredEndpoint) -> Result<(), Violation> {
+        let now = world.now;
+        let row = &world.store.rows[hit.row];
+        let endpoint = &world.endpoints[hit.endpoint];
+        let is_fresh = self.is_fresh(hit.endpoint, endpoint, hit.turned_at);
+        let history = self.rows.entry(hit.row).or_default();
+        let fail =
+            |promise, what: String| Err(Violation { promise, what: format!("row {} at {}: {what}", hit.row, now.to_rfc3339()) });
+        let promised = world.store.promised.get(&row.seq);
+        let is_promised = promised.is_some_and(|promised| promised.by == hit.member && now < promised.until);
+        if world.owner_of(hit.endpoint) != Some(hit.member) && !is_promised {
+            return fail("I34", "sent by a node that has lost it".to_owned());
+        }
+        if history.called_off {
+            return fail("I14", "sent although somebody was told that it is called off".to_owned());
+        }
+        if row.due().is_none() {
+            return fail("I14", format!("sent although it has ended: {:?}", row.state));
+        }
+        if event != &*row.event {
+            return fail("I15", format!("sent with the payload of {}", event.id));
+        }
+        if history.succeeded && !history.lost_success {
+            return fail("I9", "sent again after a success".to_owned());
+        }
+        if hit.attempt != row.attempts + 1 {
+            return fail("I10", format!("attempt {} after {} recorded ones", hit.attempt, row.attempts));
+        }
+        if hit.attempt > endpoint.config.retry.max_attempts() && endpoint.config.retry == endpoint.before.config.retry {
+            return fail("I10", format!("attempt {} of at most {}", hit.attempt, endpoint.config.retry.max_attempts()));
+        }
+        history.hits += 1;
+        if history.hits > row.attempts + 1 + history.crashes {
+            return fail(
+                "I10",
+                format!("{} hits for {} recorded attempts and {} crashes", history.hits, row.attempts, history.crashes),
+            );
+        }
+        let url = &target.endpoint.url;
+        if *url != endpoint.url && !(is_fresh && *url == endpoint.before.url) {
+            return fail("I28", format!("sent to {url}, which is not where it belongs"));
+        }
+        let is_right = |mode| match mode {
+            Mode::Manual(pinned) => hit.timeout == pinned.as_duration(),
+            Mode::Adaptive => (Duration::from_secs(1)..=Duration::from_secs(30)).contains(&hit.timeout),
+        };
+        let may_be_before = is_fresh && is_right(endpoint.before.mode);
+        if !is_right(endpoint.mode) && !may_be_before {
+            return fail("I30", format!("sent with a timeout of {:?} under {:?}", hit.timeout, endpoint.mode));
+        }
+        Ok(())
+    }
+
+    /// A change is in force a second after it was answered; before that either setting may be. Whoever was frozen, or has
+    /// lost its lease, hears of it when it runs again.
+    fn is_fresh(&self, number: usize, endpoint: &Endpoint, at: Timestamp) -> bool {
+        let has_thawed = self.lane(number).and_then(|lane| lane.thawed_at).is_some_and(|thawed| at.since(thawed) < CHANGES);
+        at.since(endpoint.changed_at) < CHANGES || has_thawed
     }
 
     /// I22, and that nothing which could go is hidden by what cannot.
-    fn check_order(&self, world: &World, hit: &Hit, row: &Row, endpoint: &Endpoint) -> Result<(), Violation> {
+    fn check_order(&self, world: &World, hit: &Hit, row: &Row, endpoint: &Endpoint, is_probe: bool) -> Result<(), Violation> {
         let now = world.now;
         let is_quiet = |row: &Row| {
             let held = |config: &LaneConfig| {
@@ -203,7 +256,7 @@ impl Checker {
                     schedule.holds(&row.event_type, row.is_priority) && matches!(schedule.at(now), Phase::Quiet { .. })
                 })
             };
-            held(&endpoint.config) || now.since(endpoint.changed_at) < NEWS && held(&endpoint.before_change)
+            held(&endpoint.config) || now.since(endpoint.changed_at) < NEWS && held(&endpoint.before.config)
         };
         let is_catching_up = self.lane(hit.endpoint).and_then(|lane| lane.last_owner).is_some_and(|at| now.since(at) < NEWS);
         if row.key.is_some() || now.since(endpoint.changed_at) < NEWS || is_catching_up {
@@ -211,7 +264,8 @@ impl Checker {
         }
         // A replay stands where it was asked for.
         let age = |row: &Row| (row.replayed_at.unwrap_or(row.timestamp), row.seq);
-        let overtaken = world.rows.iter().enumerate().find(|(number, other)| {
+        let wanted = world.wanted();
+        let overtaken = world.store.rows.iter().enumerate().find(|(number, other)| {
             other.endpoint == row.endpoint
                 && other.key.is_none()
                 && other.due().is_some_and(|due| due + NEWS < now)
@@ -222,19 +276,23 @@ impl Checker {
                 && !is_quiet(other)
                 // It is being ended instead.
                 && !other.is_damaged
+                && !other.is_erased
+                && !wanted.contains(number)
+                && !world.turning.contains(number)
                 && endpoint.config.subscription.covers(&other.event_type)
                 && other.expires_at.is_none_or(|at| now < at)
                 && self.rows.get(number).is_none_or(|history| history.hits == 0)
                 && (other.is_priority, Reverse(age(other))) > (row.is_priority, Reverse(age(row)))
         });
         match overtaken {
-            Some((number, _)) if !hit.is_probe => Err(Violation {
+            Some((number, _)) if !is_probe => Err(Violation {
                 promise: "I22",
                 what: format!(
-                    "row {} goes at {} before row {number}, which is older or more urgent: {row:?} before {:?}",
+                    "row {} of {} goes at {} before row {number} of {}, which is older or more urgent",
                     hit.row,
+                    row.timestamp.to_rfc3339(),
                     now.to_rfc3339(),
-                    world.rows[number]
+                    world.store.rows[number].timestamp.to_rfc3339()
                 ),
             }),
             _ => Ok(()),
@@ -249,9 +307,7 @@ impl Checker {
         let now = world.now;
         let fail =
             |promise, what: String| Err(Violation { promise, what: format!("row {} at {}: {what}", hit.row, now.to_rfc3339()) });
-        // A change is in force a second after it was answered; before that either setting may be.
-        let has_thawed = self.lane(hit.endpoint).and_then(|lane| lane.thawed_at).is_some_and(|at| now == at);
-        let is_fresh = now.since(endpoint.changed_at) < Duration::from_secs(1) || has_thawed;
+        let is_fresh = self.is_fresh(hit.endpoint, endpoint, now);
         let forbids = |config: &LaneConfig| -> Option<(&'static str, &'static str)> {
             if config.status.at(now) != Status::Active {
                 return Some(("I28", "sent to an endpoint that is paused or disabled"));
@@ -264,13 +320,13 @@ impl Checker {
             is_quiet.then_some(("I26", "sent in quiet hours"))
         };
         if let Some((promise, what)) = forbids(&endpoint.config)
-            && !(is_fresh && forbids(&endpoint.before_change).is_none())
+            && !(is_fresh && forbids(&endpoint.before.config).is_none())
         {
             return fail(promise, what.to_owned());
         }
-        let same_epoch = |other: &&Hit| (other.node, other.epoch) == (hit.node, hit.epoch);
+        let same_epoch = |other: &&Hit| other.member == hit.member;
         let lane_count = world.in_flight.values().filter(same_epoch).filter(|other| other.endpoint == hit.endpoint).count();
-        let cap = endpoint.config.max_in_flight.max(if is_fresh { endpoint.before_change.max_in_flight } else { 0 });
+        let cap = endpoint.config.max_in_flight.max(if is_fresh { endpoint.before.config.max_in_flight } else { 0 });
         if lane_count >= cap as usize {
             return fail("I25", format!("{} in flight at an endpoint that takes {cap}", lane_count + 1));
         }
@@ -291,12 +347,15 @@ impl Checker {
         if node_count >= world.limits.in_flight_max as usize {
             return fail("I25", format!("{} in flight on a node", node_count + 1));
         }
-        // A tenant has at most as many as are free, times its weight: so that a newcomer always finds room.
-        let free = world.limits.in_flight_max as usize - node_count;
+        // A tenant has at most as many as are free, times its weight: so that a newcomer always finds room. Of what goes
+        // at the same moment nobody can say which went first.
+        let is_before =
+            |other: &&Hit| world.endpoints[other.endpoint].tenant == endpoint.tenant || !world.turning.contains(&other.row);
+        let free = world.limits.in_flight_max as usize - world.in_flight.values().filter(same_epoch).filter(is_before).count();
         if tenant_count / tenant.config.share.weight() as usize + 1 > free {
             return fail("I36", format!("a tenant with {tenant_count} in flight takes one more of {free} slots"));
         }
-        let retries = self.retries.entry((hit.node, hit.epoch)).or_default();
+        let retries = self.retries.entry(hit.member).or_default();
         if hit.attempt > 1 && !retries.hit(now, world.limits.retries) {
             return fail("D5", "more retries than the cap for incidents allows".to_owned());
         }
@@ -361,20 +420,16 @@ impl Checker {
         Ok(())
     }
 
-    /// A timeout was computed anew: what a person has chosen stays, the rest keeps its bounds and falls at most weekly.
+    /// A timeout was computed anew: it keeps its bounds and falls at most weekly.
     pub(crate) fn timeout_computed(
         &mut self,
         endpoint: usize,
         now: Timestamp,
-        mode: Mode,
         before: Duration,
         after: Duration,
     ) -> Result<(), Violation> {
         let lane = self.lanes.entry(endpoint).or_default();
         let fail = |what: String| Err(Violation { promise: "I30", what: format!("endpoint {endpoint}: {what}") });
-        if let Mode::Manual(pinned) = mode {
-            return if after == pinned.as_duration() { Ok(()) } else { fail(format!("{pinned:?} became {after:?}")) };
-        }
         if !(Duration::from_secs(1)..=Duration::from_secs(30)).contains(&after) {
             return fail(format!("{after:?} is out of bounds"));
         }
@@ -395,12 +450,33 @@ impl Checker {
     }
 
     /// The owner has heard the answer and decided.
-    pub(crate) fn decided(&mut self, world: &World, hit: &Hit, outcome: &Outcome, decision: &Decision) -> Result<(), Violation> {
+    pub(crate) fn decided(
+        &mut self,
+        world: &World,
+        hit: &Hit,
+        outcome: &Outcome,
+        state: State,
+        disables_endpoint: bool,
+    ) -> Result<(), Violation> {
+        let verdict = match state {
+            State::Waiting { due } => Verdict::RetryAt(due),
+            State::Delivered { .. } => Verdict::Delivered,
+            State::Dead { reason, .. } => Verdict::Dead(reason),
+            State::Cancelled { .. } => {
+                let what = format!("row {}: {outcome:?} led to {state:?}", hit.row);
+                return Err(Violation { promise: "I11", what });
+            }
+        };
         let now = world.now;
         let endpoint = &world.endpoints[hit.endpoint];
         let fail =
             |promise, what: String| Err(Violation { promise, what: format!("row {} at {}: {what}", hit.row, now.to_rfc3339()) });
-        self.rows.entry(hit.row).or_default().last = Some((now, *outcome, hit.attempt));
+        let promised = world.store.promised.get(&world.store.rows[hit.row].seq);
+        let is_owner = world.owner_of(hit.endpoint) == Some(hit.member);
+        // What others do not accept any more changes nothing.
+        if is_owner || promised.is_some_and(|promised| promised.by == hit.member) {
+            self.rows.entry(hit.row).or_default().last = Some((now, *outcome, hit.attempt));
+        }
         let policy = &endpoint.config.retry;
         let is_last = hit.attempt >= policy.max_attempts();
         let expected = match outcome {
@@ -414,16 +490,16 @@ impl Checker {
             Outcome::Answered { .. } => Some(Verdict::Dead(DeadReason::PermanentFailure)),
             Outcome::NotSent(_) | Outcome::Silent(_) | Outcome::Blocked => None,
         };
-        let is_right = match (expected, decision.verdict) {
+        let is_right = match (expected, verdict) {
             (Some(expected), verdict) => expected == verdict,
             (None, Verdict::RetryAt(_)) => !is_last,
             (None, Verdict::Dead(DeadReason::MaxAttemptsExceeded)) => is_last,
             (None, Verdict::Dead(_) | Verdict::Delivered) => false,
         };
         if !is_right {
-            return fail("I11", format!("{outcome:?} at attempt {} led to {:?}", hit.attempt, decision.verdict));
+            return fail("I11", format!("{outcome:?} at attempt {} led to {:?}", hit.attempt, verdict));
         }
-        if let Verdict::RetryAt(at) = decision.verdict
+        if let Verdict::RetryAt(at) = verdict
             && let Some((low, high)) = policy.delay_bounds(hit.attempt)
         {
             let asked = match outcome {
@@ -436,7 +512,7 @@ impl Checker {
             }
         }
         // What a leaver still hears counts for its delivery alone.
-        if world.owner_of(hit.endpoint) != hit.node {
+        if !is_owner {
             return Ok(());
         }
         let lane = self.lanes.entry(hit.endpoint).or_default();
@@ -455,7 +531,7 @@ impl Checker {
                 lane.failures_in_a_row = 0;
                 // Until its owner hears of a change, the cap before it is in force.
                 let is_fresh = now.since(endpoint.changed_at) < Duration::from_secs(1);
-                let before = if is_fresh { endpoint.before_change.max_in_flight } else { u32::MAX };
+                let before = if is_fresh { endpoint.before.config.max_in_flight } else { u32::MAX };
                 let cap = endpoint.config.max_in_flight.min(before);
                 lane.slow_start = lane.slow_start.map(|successes| successes + 1).filter(|successes| *successes < cap);
             }
@@ -474,23 +550,54 @@ impl Checker {
             (Circuit::Probing, Some(false) | None) if hit.is_probe => lane.circuit = Circuit::Open { probe_from },
             (Circuit::Closed | Circuit::Open { .. } | Circuit::Probing, _) => {}
         }
-        if decision.verdict == Verdict::Delivered {
+        let circuit_after = (hit.attempt, lane.circuit, lane.failures_in_a_row);
+        self.rows.entry(hit.row).or_default().circuit_after = Some(circuit_after);
+        if verdict == Verdict::Delivered {
             lane.failed_attempts_in_a_row = 0;
             lane.failing_since = None;
         } else {
             lane.failed_attempts_in_a_row += 1;
             lane.failing_since.get_or_insert(now);
         }
-        let is_gone = decision.verdict == Verdict::Dead(DeadReason::EndpointGone);
+        let is_gone = verdict == Verdict::Dead(DeadReason::EndpointGone);
         let has_failed_enough = lane.failed_attempts_in_a_row >= 100
             || lane.failing_since.is_some_and(|since| now.since(since) >= Duration::from_hours(120));
-        if decision.disables_endpoint && !is_gone && !has_failed_enough {
+        if disables_endpoint && !is_gone && !has_failed_enough {
             return fail("I29", format!("disabled after {} failures", lane.failed_attempts_in_a_row));
         }
-        if is_gone && !decision.disables_endpoint {
+        if is_gone && !disables_endpoint {
             return fail("I11", "a 410 did not disable the endpoint".to_owned());
         }
         Ok(())
+    }
+
+    /// The record of an attempt is committed: what its answer has done to the circuit is written down with it.
+    pub(crate) fn recorded(&mut self, row: usize, attempt: u32, stored: Breaker, now: Timestamp) -> Result<(), Violation> {
+        let Some((decided, circuit, failures)) = self.rows.entry(row).or_default().circuit_after else { return Ok(()) };
+        let is_right = match (circuit, stored) {
+            (Circuit::Closed, Breaker::Closed { failures: stored }) => stored == failures,
+            // A turn that came to nothing may have put the next probe off.
+            (Circuit::Open { probe_from }, Breaker::Open { probe_at, .. }) => probe_from <= probe_at,
+            (Circuit::Probing, Breaker::Open { .. } | Breaker::HalfOpen { .. }) => true,
+            (Circuit::Closed, Breaker::Open { .. } | Breaker::HalfOpen { .. })
+            | (Circuit::Open { .. }, Breaker::Closed { .. } | Breaker::HalfOpen { .. })
+            | (Circuit::Probing, Breaker::Closed { .. }) => false,
+        };
+        if decided != attempt || is_right {
+            return Ok(());
+        }
+        let what = format!("row {row} at {}: {stored:?} is written after {failures} failures", now.to_rfc3339());
+        Err(Violation { promise: "I27", what })
+    }
+
+    /// Somebody was told that it will not be sent.
+    pub(crate) fn called_off(&mut self, row: usize) {
+        self.rows.entry(row).or_default().called_off = true;
+    }
+
+    /// Somebody wanted it to go at once: it need not wait for its next try.
+    pub(crate) fn hurried(&mut self, row: usize) {
+        self.rows.entry(row).or_default().last = None;
     }
 
     pub(crate) fn limit_changed(&mut self, endpoint: usize, limit: Option<RateLimit>) {
@@ -531,6 +638,7 @@ impl Checker {
         let lane = self.lanes.entry(endpoint).or_default();
         lane.last_owner = Some(now);
         lane.slow_start = memory.slow_start;
+        lane.held_until = memory.held_until;
         lane.failures_in_a_row = breaker.consecutive_failures();
         lane.circuit = match (breaker, lane.circuit) {
             (Breaker::Closed { .. }, _) => Circuit::Closed,
@@ -541,7 +649,7 @@ impl Checker {
 
     /// Somebody has asked after a delivery.
     pub(crate) fn seen(&mut self, world: &World, number: usize, standing: Standing, is_concurrency: bool) -> Result<(), Violation> {
-        let row = &world.rows[number];
+        let row = &world.store.rows[number];
         let history = self.rows.entry(number).or_default();
         let tenant_hit = (0..world.endpoints.len())
             .filter(|other| world.endpoints[*other].tenant == world.endpoints[row.endpoint].tenant)
@@ -576,9 +684,13 @@ impl Checker {
             return Err(Violation {
                 promise: "I6",
                 what: format!(
-                    "row {number} at {}: due, held by nothing, and not sent since {}",
+                    "row {number} of {} at {}: due, held by nothing, and not sent since {}; {:?}, key {:?}, {} attempts",
+                    endpoint.id,
                     world.now.to_rfc3339(),
-                    since.to_rfc3339()
+                    since.to_rfc3339(),
+                    row.class,
+                    row.key,
+                    row.attempts
                 ),
             });
         }
@@ -589,7 +701,8 @@ impl Checker {
     pub(crate) fn at_the_end(rows: &[Row], endpoints: &[Endpoint]) -> Result<(), Violation> {
         let mut stuck = BTreeSet::new();
         for (number, row) in rows.iter().enumerate() {
-            if row.due().is_some() && endpoints[row.endpoint].config.status == Status::Active {
+            let endpoint = &endpoints[row.endpoint];
+            if row.due().is_some() && (endpoint.config.status == Status::Active || endpoint.deleted_at.is_some()) {
                 stuck.insert(number);
             }
         }

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use posthaste_core::plant::Plant;
 use posthaste_sim::fleet::{self, Options};
-use posthaste_sim::{bench, seeds};
+use posthaste_sim::{bench, seeds, world};
 
 #[derive(Parser)]
 #[command(about = "Whole worlds from a seed")]
@@ -23,6 +23,9 @@ enum Command {
         /// Run so many worlds, from seed 0 on
         #[arg(long, default_value_t = 2_000, conflicts_with = "seed")]
         seeds: u64,
+        /// Of one world, tell every step
+        #[arg(long, requires = "seed")]
+        trace: bool,
         /// Build in a known bug; it has to be found, and the exit code says so by not being 0
         #[arg(long)]
         plant: Option<String>,
@@ -54,7 +57,7 @@ fn main() -> ExitCode {
             }
             ExitCode::SUCCESS
         }
-        Command::Sim { seed, seeds, plant, .. } => simulate(seed, seeds, plant.as_deref()),
+        Command::Sim { seed, seeds, trace, plant, .. } => simulate(seed, seeds, trace, plant.as_deref()),
         Command::Scheduler => {
             print!("{}", bench::table(&bench::run()));
             ExitCode::SUCCESS
@@ -66,7 +69,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn simulate(seed: Option<u64>, seeds: u64, plant: Option<&str>) -> ExitCode {
+fn simulate(seed: Option<u64>, seeds: u64, trace: bool, plant: Option<&str>) -> ExitCode {
     let plant = match plant.map(|name| Plant::ALL.iter().copied().find(|plant| plant.name() == name).ok_or(name)) {
         None => None,
         Some(Ok(plant)) => Some(plant),
@@ -75,6 +78,9 @@ fn simulate(seed: Option<u64>, seeds: u64, plant: Option<&str>) -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    if let Some(seed) = seed.filter(|_| trace) {
+        world::run_and_tell(seed, plant, |step| println!("{step}"));
+    }
     let range = seed.map_or(0..seeds, |seed| seed..seed + 1);
     let summary = seeds::run(range, plant, seed.is_none());
     print!("{summary}");

@@ -18,7 +18,7 @@ async fn main() {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let has = |word: &str| words.iter().any(|given| given == word);
     if has("--help") {
-        println!("bench [--postgres] [--backlog] [--rows N] [--seconds N]");
+        println!("bench [--postgres] [--backlog] [--rows N] [--seconds N] [--callers N] [--rounds N]");
         return;
     }
     let number = |word: &str, default: u64| {
@@ -33,22 +33,33 @@ async fn main() {
     }
     let seconds = number("--seconds", 3);
     println!(
-        "{}, about 545 bytes of payload, one endpoint, {seconds} s each; publishes and records are durable\n",
+        "{}, about 545 bytes of payload, one endpoint, {seconds} s each; publishes and records are durable.\n\
+         Ratios are to a bare program with one thread and groups of 64, which is measured before and after each of them.\n",
         database.name()
     );
-    println!("{:>34} {:>14} {:>14}", "", "publishes/s", "records/s");
-    let bare = bare::run(&database, &scratch.0.join("bare"), seconds).await;
-    println!("{:>34} {:>14.0} {:>14.0}", "bare, one thread, groups of 64", bare.publishes, bare.records);
+    println!("{:>34} {:>14} {:>14} {:>14} {:>14}", "", "publishes/s", "bare", "records/s", "bare");
+    let only = number("--callers", 0);
+    let bare_directory = scratch.0.join("bare");
+    let mut before = bare::run(&database, &bare_directory, seconds).await;
     for (callers, batch) in [(1, 1), (8, 1), (64, 1), (512, 1), (1, 100), (8, 100)] {
-        let rates = load::run(&database, callers, batch, seconds).await;
-        let name = if batch == 1 { format!("{callers} callers") } else { format!("{callers} callers, batches of {batch}") };
-        println!(
-            "{name:>34} {:>14.0} {:>14.0}   ratio {:.2} and {:.2}",
-            rates.publishes,
-            rates.records,
-            rates.publishes / bare.publishes,
-            rates.records / bare.records
-        );
+        if only > 0 && (callers as u64 != only || batch > 1) {
+            continue;
+        }
+        for _ in 0..number("--rounds", 1) {
+            let rates = load::run(&database, callers, batch, seconds).await;
+            let after = bare::run(&database, &bare_directory, seconds).await;
+            let (publishes, records) =
+                (f64::midpoint(before.publishes, after.publishes), f64::midpoint(before.records, after.records));
+            let name = if batch == 1 { format!("{callers} callers") } else { format!("{callers} callers, batches of {batch}") };
+            println!(
+                "{name:>34} {:>14.0} {publishes:>14.0} {:>14.0} {records:>14.0}   ratio {:.2} and {:.2}",
+                rates.publishes,
+                rates.records,
+                rates.publishes / publishes,
+                rates.records / records
+            );
+            before = after;
+        }
     }
 }
 

@@ -73,6 +73,13 @@ impl Feeder {
         }
     }
 
+    /// Something was committed that could not be told.
+    pub(crate) fn has_left_something_out(&self) {
+        if let Some(listener) = self.0.lock().as_ref() {
+            listener.overflow.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// Whoever listens hears that nothing more will come.
     pub(crate) fn close(&self) {
         *self.0.lock() = None;

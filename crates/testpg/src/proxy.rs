@@ -144,8 +144,8 @@ impl Proxy {
         }
     }
 
-    /// Loses the connection that next sends a `COMMIT` of its own. A statement outside of a transaction commits without one:
-    /// for those there is [`Proxy::cut_next_statement`].
+    /// Loses the connection that next sends a `COMMIT` of its own, or a statement that commits by itself and says so in a comment,
+    /// `/* commit */`. For others there is [`Proxy::cut_next_statement`].
     pub fn cut_next_commit(&self, cut: Cut) {
         *lock(&self.faults.armed) = Some((Trigger::Commit, cut));
     }
@@ -206,10 +206,14 @@ impl Faults {
 impl Trigger {
     fn matches(&self, statements: &str) -> bool {
         match self {
-            Trigger::Commit => statements.split(';').any(|statement| {
-                let word = statement.split_whitespace().next().unwrap_or_default();
-                word.eq_ignore_ascii_case("commit") || word.eq_ignore_ascii_case("end")
-            }),
+            Trigger::Commit => {
+                let says_so = statements.contains("/* commit */");
+                says_so
+                    || statements.split(';').any(|statement| {
+                        let word = statement.split_whitespace().next().unwrap_or_default();
+                        word.eq_ignore_ascii_case("commit") || word.eq_ignore_ascii_case("end")
+                    })
+            }
             Trigger::Text(text) => statements.to_ascii_lowercase().contains(text),
         }
     }

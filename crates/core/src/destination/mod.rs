@@ -6,7 +6,7 @@
 //! 3. Names: at least two labels of letters, digits and inner hyphens; not one that means "this network", nor our own.
 //!    Where the operator allows a network, names that resolve wholly inside it are exempt, which only the attempt can know.
 //! 4. Ports: none that another protocol listens on.
-//! 5. Addresses: public ones, and those that the operator allows ([`address`]).
+//! 5. Addresses: public ones, and those that the operator allows (`address.rs`).
 //!
 //! Whoever makes an endpoint hears of it at once ([`Policy::check`]). Every attempt asks again, and then judges each
 //! address that the name has led to ([`Policy::judge`]). Nothing in here resolves a name.
@@ -134,10 +134,14 @@ impl Destination {
                 (Host::Name(name), rule)
             }
         };
-        if let Host::Name(name) = &host {
+        if let (Host::Name(name), Some(written)) = (&host, url.host_str())
+            && name != written
+        {
             url.set_host(Some(name)).map_err(|error| Refused::Unreadable(reason(error)))?;
         }
-        url.set_fragment(None);
+        if url.fragment().is_some() {
+            url.set_fragment(None);
+        }
         let port = url.port_or_known_default().ok_or(Refused::Scheme)?;
         if !port::may_be_spoken_to(port) {
             return Err(Refused::Port(port));

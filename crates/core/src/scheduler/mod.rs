@@ -331,7 +331,7 @@ impl Scheduler {
             return None;
         }
         let wants = lane.window.wants(limits.low_water);
-        let limit = limits.window + lane.flights.len();
+        let limit = limits.window + lane.flights.len() + lane.elsewhere.len();
         self.reads.extend(wants.into_iter().map(|want| Command::Read { endpoint: lane.endpoint, want, limit }));
         if lane.in_flight >= lane.in_flight_max() {
             return None;

@@ -134,6 +134,8 @@ pub(super) struct Window {
     /// Reads under way, each with the number it was asked under.
     asked: BTreeMap<Want, u64>,
     ask_number: u64,
+    /// Reads up to this one looked before everything was forgotten: where they have found a row it may not be any more.
+    forgotten: u64,
     /// What has left while a read was under way, and must not come back with it: under which number it left.
     gone: BTreeMap<DeliveryId, u64>,
     /// What is here of *later* and *keyed*.
@@ -196,6 +198,7 @@ impl Window {
             heads_wanted: BTreeSet::new(),
             asked: BTreeMap::new(),
             ask_number: 0,
+            forgotten: 0,
             gone: BTreeMap::new(),
             known: Line::new(),
             seen: None,
@@ -331,14 +334,22 @@ impl Window {
     ) {
         // A read that nobody asked for any more: whatever it says is old.
         let Some(asked_under) = self.asked.remove(want) else { return };
+        if asked_under <= self.forgotten {
+            self.tidy_gone();
+            return;
+        }
         self.seen = self.seen.max(Some(seen));
         let mut more = more;
         let last = rows.last().cloned();
+        let mut overtaken_keys = Vec::new();
         let mut rows: Vec<Entry> = rows
             .into_iter()
             .filter(|row| {
                 let came_back = self.gone.get(&row.delivery).is_some_and(|left_under| asked_under <= *left_under)
                     && !plant::is(Plant::StaleReadComesBack);
+                if came_back {
+                    overtaken_keys.extend(row.ordering_key.clone());
+                }
                 !came_back && !is_in_flight(row.delivery)
             })
             .collect();
@@ -402,6 +413,17 @@ impl Window {
             }
             Want::Head(_) => self.insert_heads(rows),
         }
+        // This read has found what is not the head of its key any more, and not what is.
+        for key in overtaken_keys {
+            if !self.heads.contains(&key) && !self.busy_keys.contains(&key) {
+                self.want_head(key);
+            }
+        }
+        self.tidy_gone();
+    }
+
+    /// What no read that is under way can bring back.
+    fn tidy_gone(&mut self) {
         match self.asked.values().min().copied() {
             None => self.gone.clear(),
             Some(oldest) => self.gone.retain(|_, left_under| oldest <= *left_under),
@@ -580,6 +602,7 @@ impl Window {
         self.heads.clear();
         self.known.clear();
         self.heads_again_at = None;
+        self.forgotten = self.ask_number;
         self.mark_unread();
     }
 

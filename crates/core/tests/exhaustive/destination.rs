@@ -74,7 +74,7 @@ fn i43_every_ipv4_address_is_judged_as_the_registry_has_it() {
 
 /// The same rules for IPv6, told from the text of an address written out in full.
 fn ipv6_is_permitted(address: Ipv6Addr) -> bool {
-    let text: String = address.segments().iter().map(|segment| format!("{segment:04x}")).collect();
+    let text = format!("{:032x}", u128::from(address));
     let starts = |prefix: &str| text.starts_with(prefix);
     let first = text.as_bytes()[0];
     if first != b'2' && first != b'3' {

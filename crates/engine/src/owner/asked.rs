@@ -5,9 +5,10 @@ use std::sync::Arc;
 use posthaste_core::delivery::{CancelReason, DeadReason, State};
 use posthaste_core::event::Event;
 use posthaste_core::id::{DeliveryId, EndpointId};
+use posthaste_core::plant::{self, Plant};
 use posthaste_core::scheduler::{Backlog, Seq};
 use posthaste_core::time::Timestamp;
-use posthaste_store::{Asked, Audit, Command, Commanded, DeliveryRow, Overdue, OverdueReason, Partition, Recorded};
+use posthaste_store::{Asked, Audit, Command, Commanded, DeliveryRow, Overdue, OverdueReason, Partition, Recorded, RecordedAs};
 use tokio::sync::oneshot;
 
 use super::{After, Deed, Errand, Owner, Sending, Ticket};
@@ -50,10 +51,15 @@ impl Owner {
             Command::SendNow { audit, .. } => (State::Waiting { due: now }, audit),
             Command::Test { .. } => return,
         };
+        if rows.iter().any(|row| !self.epochs.contains_key(&row.partition)) {
+            // Given up meanwhile. Dropped: whoever asked hears that it was not done.
+            return;
+        }
         let waits = |row: &&DeliveryRow| matches!(row.state, State::Waiting { .. });
         let refusal = if rows.is_empty() {
             Some(Commanded::NotFound)
-        } else if rows.iter().any(|row| self.scheduler.is_in_flight(row.endpoint, row.id) || self.withdrawn.contains(&row.seq)) {
+        } else if rows.iter().any(|row| self.scheduler.is_in_flight(row.endpoint, row.id) || self.withdrawn.contains_key(&row.seq))
+        {
             Some(Commanded::InFlight)
         } else if rows.iter().filter(waits).count() == 0 {
             Some(Commanded::HasEnded)
@@ -72,6 +78,9 @@ impl Owner {
         for row in waiting {
             // One entry in the audit log for what was one wish.
             self.withdraw(row.partition, row.endpoint, row.id, row.seq, state, audit.take(), Some(ticket));
+            if plant::is(Plant::CancelAnsweredEarly) {
+                self.answer(ticket, RecordedAs::Done);
+            }
         }
     }
 
@@ -88,7 +97,8 @@ impl Owner {
         ticket: Option<Ticket>,
     ) {
         self.scheduler.withdraw(endpoint, delivery, seq).expect("asked before");
-        self.withdrawn.insert(seq);
+        self.withdrawn.insert(seq, false);
+        self.has_seen(endpoint, seq);
         let still_waits = matches!(state, State::Waiting { .. });
         if !still_waits {
             self.bodies.take(seq);
@@ -98,10 +108,18 @@ impl Owner {
         self.record_in(partition, endpoint, recorded, None, false, after);
     }
 
-    pub(super) fn answer(&mut self, ticket: Ticket, is_done: bool) {
+    pub(super) fn answer(&mut self, ticket: Ticket, result: RecordedAs) {
         let Some(waiter) = self.waiters.get_mut(&ticket) else { return };
+        match result {
+            RecordedAs::Done => waiter.is_any_done = true,
+            RecordedAs::MovedOn => {}
+            RecordedAs::NotOwner => {
+                // Dropped: whoever asked hears that it was not done.
+                self.waiters.remove(&ticket);
+                return;
+            }
+        }
         waiter.left -= 1;
-        waiter.is_any_done |= is_done;
         if waiter.left == 0 {
             let Waiter { is_any_done, answer, .. } = self.waiters.remove(&ticket).expect("just found");
             let _ = answer.send(if is_any_done { Commanded::Done } else { Commanded::HasEnded });
@@ -144,7 +162,7 @@ impl Owner {
             return;
         };
         let is_ours = self.epochs.contains_key(&partition);
-        if !is_ours || self.scheduler.is_in_flight(endpoint, delivery) || self.withdrawn.contains(&seq) {
+        if !is_ours || self.scheduler.is_in_flight(endpoint, delivery) || self.withdrawn.contains_key(&seq) {
             return;
         }
         let state = match why {

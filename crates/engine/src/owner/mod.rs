@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use posthaste_core::event::Event;
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
+use posthaste_core::plant::{self, Plant};
 use posthaste_core::scheduler::{Command, Scheduler, Seq};
 use posthaste_core::time::Timestamp;
 use posthaste_store::{Commanded, Epoch, LaneShown, LaneState, LeaveAlone, Partition, Record, Recorded};
@@ -45,14 +46,18 @@ pub struct Owner {
     scheduler: Scheduler,
     life: Life,
     epochs: BTreeMap<Partition, Epoch>,
-    owned_since: Timestamp,
+    /// When each became ours: what was spent there before is not known.
+    owned_since: BTreeMap<Partition, Timestamp>,
     /// Under which what is still in flight is recorded.
     left_epochs: BTreeMap<Partition, Epoch>,
     /// Whose last owner has written down all that it knew.
     handed_over: BTreeSet<Partition>,
     left_alone: HashMap<EndpointId, Vec<LeaveAlone>>,
     known: HashMap<EndpointId, Known>,
-    tenants: HashMap<TenantId, KnownTenant>,
+    /// In an order, so that what is asked for does not depend on a hash.
+    tenants: BTreeMap<TenantId, KnownTenant>,
+    /// Under which epoch of a partition what is known of a tenant's tokens was taken over.
+    tenants_taken: BTreeMap<(TenantId, Partition), Epoch>,
     taking_up: HashSet<EndpointId>,
     to_take_up: Vec<EndpointId>,
     bodies: CachedBodies,
@@ -61,8 +66,8 @@ pub struct Owner {
     records: Vec<Record>,
     after: Vec<After>,
     unrecorded: usize,
-    /// Taken out of their lanes and not yet recorded: nothing sends them, whatever a read brings.
-    withdrawn: HashSet<Seq>,
+    /// Taken out of their lanes and not yet recorded: nothing sends them, whatever a read brings. Whether one has.
+    withdrawn: HashMap<Seq, bool>,
     waiters: HashMap<Ticket, Waiter>,
     tickets: Ticket,
     /// Somebody wants to send a test there as soon as it is known.
@@ -82,12 +87,13 @@ impl Owner {
             scheduler: Scheduler::new(now, options.limits),
             life: 0,
             epochs: BTreeMap::new(),
-            owned_since: now,
+            owned_since: BTreeMap::new(),
             left_epochs: BTreeMap::new(),
             handed_over: BTreeSet::new(),
             left_alone: HashMap::new(),
             known: HashMap::new(),
-            tenants: HashMap::new(),
+            tenants: BTreeMap::new(),
+            tenants_taken: BTreeMap::new(),
             taking_up: HashSet::new(),
             to_take_up: Vec::new(),
             bodies: CachedBodies::new(options.cached_body_bytes_max),
@@ -96,7 +102,7 @@ impl Owner {
             records: Vec::new(),
             after: Vec::new(),
             unrecorded: 0,
-            withdrawn: HashSet::new(),
+            withdrawn: HashMap::new(),
             waiters: HashMap::new(),
             tickets: 0,
             tests: HashMap::new(),
@@ -114,17 +120,17 @@ impl Owner {
     pub fn wake(&mut self, now: Timestamp, wake: Wake) {
         match wake {
             Wake::Owns(claimed) => self.owns(now, claimed),
+            Wake::LeaseEnded if plant::is(Plant::FrozenNodeGoesOn) || plant::is(Plant::LeaseEndIgnored) => {}
             Wake::LeaseEnded => self.drop_everything(now),
             Wake::GiveUp(partitions) => self.give_up(now, partitions),
-            Wake::RecordedElsewhere { endpoint, delivery } => self.scheduler.recorded_elsewhere(endpoint, delivery),
+            Wake::RecordedElsewhere { endpoint, delivery } => self.recorded_elsewhere(endpoint, delivery),
             Wake::Work(endpoints) => endpoints.into_iter().for_each(|endpoint| self.look_at(now, endpoint)),
             Wake::Fed(rows) => rows.into_iter().for_each(|row| self.fed(now, row)),
             Wake::TakenUp { life, asked, found } if life == self.life => self.taken_up(now, &asked, found),
-            Wake::Read { life, endpoint, want, rows } if life == self.life => {
-                self.scheduler.refilled(endpoint, &want, rows.rows, rows.more, rows.seen);
-            }
+            Wake::Read { life, endpoint, want, rows } if life == self.life => self.has_read(endpoint, &want, rows),
             Wake::Bodies { life, asked, found } if life == self.life => self.bodies_found(now, asked, found),
             Wake::Answered { life, errand, attempt } if life == self.life => self.answered(now, errand, attempt),
+            Wake::NotSent { life, errand } if life == self.life => self.not_sent(now, errand),
             Wake::Recorded { life, after, results } if life == self.life => self.recorded(now, after, &results),
             Wake::ConfigurationMoved => {
                 let (life, tenants) = (self.life, self.tenants.keys().cloned().collect::<Vec<_>>());
@@ -133,7 +139,12 @@ impl Owner {
                 }
             }
             Wake::Versions { life, versions } if life == self.life => self.compare(versions),
-            Wake::Restamped { life, endpoint } if life == self.life => self.scheduler.reread(endpoint),
+            Wake::Restamped { life, endpoint } if life == self.life => {
+                // A row may have gone from one queue to another between two reads, so that a lane that saw neither of
+                // them was forgotten.
+                self.look_at(now, endpoint);
+                self.scheduler.reread(endpoint);
+            }
             Wake::Overdue(overdue) => overdue.into_iter().for_each(|overdue| self.end_overdue(now, overdue)),
             Wake::Asked(asked) => self.asked(now, asked),
             Wake::LookedUp { life, asked, rows } if life == self.life => self.looked_up(now, *asked, &rows),
@@ -148,7 +159,7 @@ impl Owner {
             | Wake::Restamped { .. }
             | Wake::LookedUp { .. }
             | Wake::Seen { .. } => {}
-            Wake::Answered { .. } => self.requests -= 1,
+            Wake::Answered { .. } | Wake::NotSent { .. } => self.requests -= 1,
         }
     }
 
@@ -212,7 +223,8 @@ impl Owner {
         }
     }
 
-    fn shown(&self, now: Timestamp, endpoint: EndpointId) -> Option<LaneShown> {
+    /// What is shown of one lane; `None` of one that is not known here.
+    pub fn shown(&self, now: Timestamp, endpoint: EndpointId) -> Option<LaneShown> {
         let known = self.known.get(&endpoint)?;
         let facts = self.scheduler.facts(now, endpoint);
         Some(LaneShown {
@@ -248,7 +260,14 @@ impl Owner {
                 disables_endpoint: false,
             })
         };
-        self.known.iter().filter_map(lane).collect()
+        let mut lanes: Vec<Record> = self.known.iter().filter_map(lane).collect();
+        lanes.sort_by_key(|record| record.endpoint);
+        lanes
+    }
+
+    /// Whether there is a lane. One that has nothing to send and nothing to remember is forgotten.
+    pub fn remembers(&self, endpoint: EndpointId) -> bool {
+        self.scheduler.has_lane(endpoint)
     }
 
     pub fn lane_count(&self) -> usize {

@@ -57,6 +57,11 @@ pub enum Wake {
         errand: Errand,
         attempt: Box<AttemptRecord>,
     },
+    /// No request was made, because this node's lease has ended: there is nothing to remember of it.
+    NotSent {
+        life: Life,
+        errand: Errand,
+    },
     Recorded {
         life: Life,
         after: Vec<After>,

@@ -4,11 +4,13 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
 use posthaste_core::bucket::Bucket;
-use posthaste_core::id::{EndpointId, TenantId};
-use posthaste_core::scheduler::{Backlog, LaneConfig, LaneMemory};
+use posthaste_core::endpoint::Override;
+use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
+use posthaste_core::plant::{self, Plant};
+use posthaste_core::scheduler::{Backlog, LaneConfig, LaneMemory, Seq, Want};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::{Adaptive, Mode};
-use posthaste_store::{Claimed, Commanded, Epoch, Fed, HandedOver, LaneState, Partition, Record, Recorded, TakenUp};
+use posthaste_store::{Claimed, Commanded, Epoch, Fed, HandedOver, LaneState, Partition, Record, Recorded, TakenUp, WindowRows};
 
 use super::timeouts::{DAY, HOUR};
 use super::{Deed, Owner};
@@ -33,6 +35,8 @@ pub(super) struct Known {
     pub(super) reviews_at: Timestamp,
     pub(super) spiked_at: Option<Timestamp>,
     pub(super) tested_at: Option<Timestamp>,
+    /// Rows up to this one are not taken from news any more once the lane has been forgotten.
+    pub(super) seen: Option<Seq>,
     /// Its partition was given up. It stays until what is in flight is recorded.
     pub(super) has_left: bool,
 }
@@ -45,15 +49,26 @@ pub(super) struct KnownTenant {
 
 impl Owner {
     pub(super) fn owns(&mut self, now: Timestamp, claimed: Claimed) {
-        if self.epochs.is_empty() {
-            self.owned_since = now;
-        }
-        self.handed_over.extend(claimed.handed_over);
         for left in claimed.leave_alone {
             self.left_alone.entry(left.endpoint).or_default().push(left);
         }
-        let epochs: BTreeMap<Partition, Epoch> = claimed.partitions.into_iter().collect();
-        let is_more = epochs.iter().any(|(partition, epoch)| self.epochs.get(partition) != Some(epoch));
+        // A claim may have looked before what was given up was gone: under that epoch it is not ours again.
+        let is_left = |partition: &Partition, epoch: &Epoch| self.left_epochs.get(partition) == Some(epoch);
+        let epochs: BTreeMap<Partition, Epoch> =
+            claimed.partitions.into_iter().filter(|(partition, epoch)| !is_left(partition, epoch)).collect();
+        let mut is_more = false;
+        for (partition, epoch) in &epochs {
+            if self.epochs.get(partition) == Some(epoch) {
+                continue;
+            }
+            is_more = true;
+            self.owned_since.insert(*partition, now);
+            if claimed.handed_over.contains(partition) {
+                self.handed_over.insert(*partition);
+            } else {
+                self.handed_over.remove(partition);
+            }
+        }
         self.epochs = epochs;
         if is_more {
             self.deeds.push(Deed::FindWork);
@@ -79,9 +94,16 @@ impl Owner {
             .map(|(endpoint, _)| *endpoint)
             .collect();
         for endpoint in leaving {
+            if plant::is(Plant::LeaverSendsOn) {
+                continue;
+            }
             let hand_over = self.scheduler.leave(endpoint);
             let known = self.known.get_mut(&endpoint).expect("just found");
             known.has_left = true;
+            // Its configuration is somebody else's to keep up with.
+            if let Some(tenant) = self.tenants.get_mut(&known.tenant) {
+                tenant.endpoints.remove(&endpoint);
+            }
             let Some(hand_over) = hand_over else { continue };
             let memory = hand_over.memory_under(now, &known.config);
             lanes.push(Record {
@@ -102,7 +124,24 @@ impl Owner {
             }
             self.handed_over.remove(partition);
         }
+        self.tenants.retain(|_, tenant| !tenant.endpoints.is_empty());
         self.deeds.push(Deed::HandOver { partitions, lanes, in_flight });
+    }
+
+    pub(super) fn recorded_elsewhere(&mut self, endpoint: EndpointId, delivery: DeliveryId) {
+        // It may be heard of before the endpoint is known.
+        if let Some(left) = self.left_alone.get_mut(&endpoint) {
+            left.retain(|left| left.delivery != delivery);
+        }
+        self.scheduler.recorded_elsewhere(endpoint, delivery);
+    }
+
+    /// Since when an endpoint's partition is ours.
+    fn owned_since(&self, partition: Partition) -> Option<Timestamp> {
+        if plant::is(Plant::OldClaimGrantsBurst) {
+            return self.owned_since.values().min().copied();
+        }
+        self.owned_since.get(&partition).copied()
     }
 
     /// There may be something to send there.
@@ -140,9 +179,33 @@ impl Owner {
             return;
         }
         self.bodies.keep(row.entry.seq, row.event);
-        // A lane that was forgotten had nothing in the store, and hears of everything since.
-        if self.has_lane(now, row.endpoint, Backlog::None) {
+        // A lane that was forgotten had nothing in the store, and hears of everything since. But news may be late: what
+        // a read has seen, or somebody has called off, may have been sent and forgotten, so that only a read brings it.
+        let seen = self.known.get(&row.endpoint).and_then(|known| known.seen);
+        let is_late = seen >= Some(row.entry.seq) && !plant::is(Plant::LateNewsIsSent);
+        if self.has_lane(now, row.endpoint, if is_late { Backlog::Unknown } else { Backlog::None }) {
             self.scheduler.offer(row.endpoint, row.entry);
+        }
+    }
+
+    /// What a read brings. What is being called off stays where it is until that is recorded.
+    pub(super) fn has_read(&mut self, endpoint: EndpointId, want: &Want, mut rows: WindowRows) {
+        self.has_seen(endpoint, rows.seen);
+        if !plant::is(Plant::WithdrawnIsSent) {
+            rows.rows.retain(|row| {
+                self.withdrawn.get_mut(&row.seq).is_none_or(|came_back| {
+                    *came_back = true;
+                    false
+                })
+            });
+        }
+        self.scheduler.refilled(endpoint, want, rows.rows, rows.more, rows.seen);
+    }
+
+    /// Rows up to this one may have been read, or called off.
+    pub(super) fn has_seen(&mut self, endpoint: EndpointId, seq: Seq) {
+        if let Some(known) = self.known.get_mut(&endpoint) {
+            known.seen = known.seen.max(Some(seq));
         }
     }
 
@@ -172,25 +235,37 @@ impl Owner {
         let (config, mode) = lane_config(&self.options, &taken_up);
         let TakenUp { endpoint: stored, tenant, lane } = taken_up;
         let (endpoint, partition) = (stored.endpoint.id, stored.partition);
-        if !self.epochs.contains_key(&partition) {
+        let Some(since) = self.owned_since(partition).filter(|_| self.epochs.contains_key(&partition)) else {
+            // Given up meanwhile. Whoever waits for a test hears that it was not made.
+            self.tests.remove(&endpoint);
             return;
-        }
+        };
         let name = stored.endpoint.tenant.clone();
         let tenant_config = tenant_config(tenant.as_ref());
-        let is_new_tenant = tenant.as_ref().is_some_and(|tenant| tenant.created_at >= self.owned_since);
+        let is_new_tenant = tenant.as_ref().is_some_and(|tenant| tenant.created_at >= since);
         let bucket = match tenant_config.rate_limit {
-            Some(limit) if !is_new_tenant => Bucket::empty(self.owned_since, limit),
+            Some(limit) if !is_new_tenant => Bucket::empty(since, limit),
             Some(_) | None => Bucket::full(),
         };
-        self.scheduler.configure_tenant(now, &name, tenant_config, bucket);
+        let taken_under = self.epochs.get(&partition).copied().unwrap_or_default();
+        if self.tenants_taken.insert((name.clone(), partition), taken_under) == Some(taken_under) {
+            self.scheduler.configure_tenant(now, &name, tenant_config, bucket);
+        } else {
+            // Others may have spent its tokens since we last knew of them.
+            self.scheduler.take_tenant(now, &name, tenant_config, bucket);
+        }
         let version = tenant.map_or(0, |tenant| tenant.version);
         let known_tenant = self.tenants.entry(name.clone()).or_insert_with(|| KnownTenant { version, endpoints: BTreeSet::new() });
         // Endpoints of one tenant may be read one after the other: what was seen first is what is known of all.
         known_tenant.version = known_tenant.version.min(version);
         known_tenant.endpoints.insert(endpoint);
-        let is_new = stored.endpoint.created_at >= self.owned_since;
+        let is_new = stored.endpoint.created_at >= since;
         let (memory, timeout) = lane.map_or((LaneMemory::new(), Adaptive::default()), |lane| (lane.memory, lane.timeout));
         let computed_at = timeout.learned().map_or(stored.endpoint.created_at, |learned| learned.computed_at);
+        // Whoever owned it before may have died while it stamped rows anew.
+        let is_inherited = stored.endpoint.policies.delivery_schedule == Override::Inherit;
+        let is_just_changed = stored.endpoint.updated_at > stored.endpoint.created_at && now < stored.endpoint.updated_at + HOUR;
+        let may_be_unstamped = config.schedule.is_some() && (is_inherited || is_just_changed);
         let target = Arc::new(Target::new(stored));
         if let Some(known) = self.known.get_mut(&endpoint).filter(|known| !known.has_left) {
             let restamps = known.config.schedule != config.schedule;
@@ -210,8 +285,11 @@ impl Owner {
             } else if self.handed_over.contains(&partition) {
                 memory.handed_over(&config)
             } else {
-                memory.after_a_crash(self.owned_since, &config)
+                memory.after_a_crash(since, &config)
             };
+            if may_be_unstamped {
+                self.deeds.push(Deed::Restamp { life: self.life, endpoint });
+            }
             self.scheduler.configure(now, &name, endpoint, config.clone(), memory, Backlog::Unknown);
             self.known.insert(
                 endpoint,
@@ -228,11 +306,14 @@ impl Owner {
                     reviews_at: now + HOUR,
                     spiked_at: None,
                     tested_at: None,
+                    seen: None,
                     has_left: false,
                 },
             );
         }
-        for left in self.left_alone.remove(&endpoint).unwrap_or_default() {
+        let left_alone = self.left_alone.remove(&endpoint).unwrap_or_default();
+        for left in left_alone.into_iter().filter(|left| now < left.until) {
+            self.has_lane(now, endpoint, Backlog::Unknown);
             self.scheduler.leave_alone(endpoint, left.delivery, left.ordering_key, left.until);
         }
         for (event, answer) in self.tests.remove(&endpoint).unwrap_or_default() {
@@ -258,6 +339,9 @@ impl Owner {
     }
 
     pub(super) fn compare(&mut self, versions: Vec<(TenantId, u64)>) {
+        if plant::is(Plant::StaleConfigurationKept) {
+            return;
+        }
         for (tenant, version) in versions {
             let Some(known) = self.tenants.get_mut(&tenant) else { continue };
             if known.version != version {

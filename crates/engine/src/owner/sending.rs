@@ -6,6 +6,7 @@ use std::sync::Arc;
 use posthaste_core::delivery::{CancelReason, DeadReason, State};
 use posthaste_core::event::Event;
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
+use posthaste_core::plant::{self, Plant};
 use posthaste_core::scheduler::{Decision, Entry, LaneMemory, Seq};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Mode;
@@ -18,7 +19,7 @@ use crate::tally::is_timeout;
 impl Owner {
     pub(super) fn send(&mut self, now: Timestamp, endpoint: EndpointId, delivery: DeliveryId, is_probe: bool) {
         let seq = self.entry(endpoint, delivery).seq;
-        if self.withdrawn.contains(&seq) {
+        if self.withdrawn.contains_key(&seq) && !plant::is(Plant::WithdrawnIsSent) {
             self.scheduler.unsendable(now, endpoint, delivery);
             self.scheduler.ended(endpoint, delivery);
             return;
@@ -51,9 +52,12 @@ impl Owner {
 
     pub(super) fn bodies_found(&mut self, now: Timestamp, asked: Vec<Bodiless>, found: Vec<Body>) {
         let mut found: HashMap<Seq, Body> = found.into_iter().map(|body| (body.seq, body)).collect();
+        let mut others: Vec<Seq> = found.keys().copied().collect();
+        others.sort_unstable();
         for wanted in asked {
             let Bodiless { endpoint, delivery, seq, .. } = wanted;
-            match found.remove(&seq).map(|body| body.event) {
+            let found_as = others.pop().filter(|_| plant::is(Plant::BodyOfAnother)).unwrap_or(seq);
+            match found.remove(&found_as).map(|body| body.event) {
                 Some(Ok(event)) => self.post(wanted, Arc::new(event)),
                 Some(Err(problem)) => {
                     self.scheduler.unsendable(now, endpoint, delivery);
@@ -78,7 +82,7 @@ impl Owner {
     /// Ends a delivery that a lane says has to end.
     pub(super) fn end(&mut self, endpoint: EndpointId, delivery: DeliveryId, state: State) {
         let seq = self.entry(endpoint, delivery).seq;
-        if self.withdrawn.contains(&seq) {
+        if self.withdrawn.contains_key(&seq) {
             self.scheduler.ended(endpoint, delivery);
             return;
         }
@@ -93,6 +97,24 @@ impl Owner {
 
     pub(super) fn entry(&self, endpoint: EndpointId, delivery: DeliveryId) -> &Entry {
         self.scheduler.in_flight_entry(endpoint, delivery).expect("in flight until recorded")
+    }
+
+    /// Nothing has happened, and whoever owns it now may send it.
+    pub(super) fn not_sent(&mut self, now: Timestamp, errand: Errand) {
+        let Errand { endpoint, delivery, is_test, bytes, .. } = errand;
+        self.requests -= 1;
+        self.bytes_in_flight -= bytes;
+        self.changed.insert(endpoint);
+        if is_test {
+            self.scheduler.finish_test_send(endpoint);
+            // Dropped: whoever asked hears that it was not made.
+            self.testers.remove(&delivery);
+            return;
+        }
+        self.scheduler.unsendable(now, endpoint, delivery);
+        self.scheduler.ended(endpoint, delivery);
+        // If the lease is renewed in the last moment, it is still ours.
+        self.look_at(now, endpoint);
     }
 
     pub(super) fn answered(&mut self, now: Timestamp, errand: Errand, attempt: Box<AttemptRecord>) {
@@ -113,12 +135,16 @@ impl Owner {
         tell(endpoint, &known.tenant, delivery, &attempt, &decision);
         self.tallies.add(endpoint, &known.tenant, &attempt, decision.verdict);
         known.recent.add(now, is_timeout(&attempt.outcome));
-        let lane = differs(&known.written, &memory).then(|| {
+        let is_new = differs(&known.written, &memory) && !plant::is(Plant::LaneStateNotWritten);
+        let lane = is_new.then(|| {
             known.written = memory;
             LaneState { memory, timeout: known.timeout }
         });
-        if known.mode == Mode::Adaptive {
+        if known.mode == Mode::Adaptive || plant::is(Plant::PinIsLearned) {
             self.consider_timeout(now, endpoint, memory.breaker);
+        }
+        if plant::is(Plant::AnswerDropped) && decision.verdict.retry_at().is_none() {
+            return;
         }
         let recorded = Recorded::Attempt { seq, attempt, state: decision.verdict.state(now) };
         self.record(endpoint, recorded, lane, decision.disables_endpoint, After::Flight { endpoint, delivery });
@@ -147,6 +173,7 @@ impl Owner {
     ) {
         // What was in flight when its partition was given up is recorded under the epoch that it was begun in.
         let epoch = self.epochs.get(&partition).or(self.left_epochs.get(&partition)).copied().unwrap_or(0);
+        let epoch = self.epochs.values().next().copied().filter(|_| plant::is(Plant::WrongEpoch)).unwrap_or(epoch);
         self.records.push(Record { partition, epoch, endpoint, recorded, lane, disables_endpoint });
         self.after.push(after);
     }
@@ -154,6 +181,9 @@ impl Owner {
     pub(super) fn recorded(&mut self, now: Timestamp, after: Vec<After>, results: &[RecordedAs]) {
         self.unrecorded -= after.len();
         for (after, result) in after.into_iter().zip(results) {
+            if plant::is(Plant::RecordAnswerDropped) {
+                continue;
+            }
             match after {
                 After::Flight { endpoint, delivery } => {
                     if *result == RecordedAs::NotOwner {
@@ -165,12 +195,13 @@ impl Owner {
                 After::Withdrawn { endpoint, delivery, seq, still_waits, ticket } => {
                     // A read that looked before the commit may bring it back: it is told apart from now on.
                     let _ = self.scheduler.withdraw(endpoint, delivery, seq);
-                    self.withdrawn.remove(&seq);
-                    if still_waits {
+                    let came_back = self.withdrawn.remove(&seq).unwrap_or_default();
+                    // A read that has found it may have missed what comes next of its key.
+                    if still_waits || came_back {
                         self.look_at(now, endpoint);
                     }
                     if let Some(ticket) = ticket {
-                        self.answer(ticket, *result == RecordedAs::Done);
+                        self.answer(ticket, *result);
                     }
                 }
                 After::Nothing => {}

@@ -61,7 +61,6 @@ async fn f5_i38_a_full_disk_is_answered_and_recovered_from_unaided() {
     publishing.stop().await;
     is_well(&mut world).await;
     world.stop().await.unwrap();
-    drop(world);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

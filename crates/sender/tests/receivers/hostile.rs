@@ -66,18 +66,22 @@ fn write(text: &str) -> Act {
     Write(text.as_bytes().to_vec())
 }
 
-/// Whatever it does, it is over in time, by this class, and the next attempt finds the sender well.
+/// Whatever it does, it is over in time and by this class.
 async fn check(what: &str, acts: Vec<Act>, expected: &str) {
     let receiver = Receiver::new(move |stream, _| act(stream, acts.clone())).await;
-    let client = client();
+    // What is to be used up is short; the rest has to be over long before.
+    let timeout = if expected.contains("timeout") { SHORT } else { LONG };
     let started = Instant::now();
-    let posted = post(&client, &receiver.url(), SHORT).await;
+    let posted = post(&client(), &receiver.url(), timeout).await;
     let took = started.elapsed();
     let outcome = word(posted.outcome);
     assert!(expected.split(" or ").any(|one| one == outcome), "{what}: {outcome}, {:?}", posted.error);
-    assert!(took < SHORT + Duration::from_secs(1), "{what}: {took:?}");
+    assert!(took < SHORT + Duration::from_secs(5), "{what}: {took:?}");
+    assert!(took < posted.response_time + Duration::from_secs(1), "{what}: {took:?}, head after {:?}", posted.response_time);
     assert!(posted.preview.unwrap_or_default().len() <= 4096, "{what}");
-    assert!(posted.response_time <= SHORT + Duration::from_millis(200), "{what}: {:?}", posted.response_time);
+    if outcome == "timeout" {
+        assert!(took >= timeout && took < timeout + Duration::from_secs(1), "{what}: {took:?}");
+    }
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
 use crate::certificates::{Authority, NOW};
-use crate::receiver::{LONG, Receiver, SHORT, post, until, word};
+use crate::receiver::{LONG, Receiver, SHORT_WITH_TLS, post, until, word};
 use crate::tls::{NAME, client_of, url};
 
 type Wire = TlsStream<TcpStream>;
@@ -129,6 +129,7 @@ async fn a_receiver_that_takes_one_request_at_a_time_gets_further_connections() 
     for posted in futures_util::future::join_all((0..8).map(|_| post(&client, &address, LONG))).await {
         assert_eq!(word(posted.outcome), "200", "{:?}", posted.error);
     }
+    assert!(receiver.connections() > 1, "nobody has to wait for another's answer");
 }
 
 /// One attempt against such a receiver, which is over in time.
@@ -140,8 +141,8 @@ where
     let receiver = receiver(&authority, behave).await;
     let client = client_of(&authority).await;
     let started = Instant::now();
-    let posted = post(&client, &url(receiver.address), SHORT).await;
-    assert!(started.elapsed() < SHORT + Duration::from_secs(1), "{:?}", started.elapsed());
+    let posted = post(&client, &url(receiver.address), SHORT_WITH_TLS).await;
+    assert!(started.elapsed() < SHORT_WITH_TLS + Duration::from_secs(1), "{:?}", started.elapsed());
     posted
 }
 
@@ -271,9 +272,16 @@ async fn i36_a_shared_connection_that_gets_stuck_takes_no_further_requests() {
     let client = client_of(&authority).await;
     assert_eq!(word(post(&client, &url(receiver.address), LONG).await.outcome), "200");
     until("the connection is kept", || client.idle_connections() == 1).await;
-    assert_eq!(word(post(&client, &url(receiver.address), SHORT).await.outcome), "timeout");
-    assert_eq!(word(post(&client, &url(receiver.address), LONG).await.outcome), "200");
+    // Somebody with much time waits on it all the while.
+    let (patient, address) = (client.clone(), url(receiver.address));
+    let patient = tokio::spawn(async move { post(&patient, &address, LONG).await });
+    until("it is in use", || client.idle_connections() == 0).await;
+    assert_eq!(word(post(&client, &url(receiver.address), SHORT_WITH_TLS).await.outcome), "timeout");
+    assert_eq!(receiver.connections(), 1, "they shared it");
+    assert_eq!(word(post(&client, &url(receiver.address), SHORT_WITH_TLS).await.outcome), "200");
     assert_eq!(receiver.connections(), 2);
+    assert!(!patient.is_finished(), "what is under way on it may still be answered");
+    patient.abort();
 }
 
 #[tokio::test]

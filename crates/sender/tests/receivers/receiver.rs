@@ -17,6 +17,8 @@ use tokio::net::{TcpListener, TcpStream};
 
 /// What an attempt may take in tests where it is meant to be used up.
 pub(crate) const SHORT: Duration = Duration::from_millis(400);
+/// The same where certificates have to be made and shown first.
+pub(crate) const SHORT_WITH_TLS: Duration = Duration::from_secs(2);
 /// What no attempt needs here unless something is broken.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
 

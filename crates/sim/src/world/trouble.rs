@@ -2,41 +2,59 @@
 
 use std::time::Duration;
 
-use posthaste_core::bucket::Bucket;
-use posthaste_core::plant::{self, Plant};
-use posthaste_core::scheduler::{Backlog, LaneMemory, Scheduler};
+use posthaste_engine::{Owner, Wake};
+use posthaste_store::LEASE;
 use rand::RngExt;
 
-use super::{DEADLINE, LEASE, Node, Step, Tenant, World};
+use super::{Step, World};
+use crate::checker::Violation;
+
+/// How long before its lease ends a node stops by its own clock.
+const MARGIN: Duration = Duration::from_millis(500);
 
 impl World {
     /// What waits for a node that is frozen waits until it runs again. Receivers and the database go on.
     pub(super) fn unless_frozen(&mut self, step: Step) -> Option<Step> {
         let node = match &step {
-            Step::ReadArrives { node, .. }
-            | Step::Heard { node, .. }
-            | Step::Record { node, .. }
-            | Step::TestSendEnds { node, .. } => *node,
-            Step::Feed { row, .. } => self.tenants[self.endpoints[self.rows[*row].endpoint].tenant].owner,
-            Step::Sweep { endpoint } | Step::RecordedElsewhere { endpoint, .. } => {
-                self.tenants[self.endpoints[*endpoint].tenant].owner
+            Step::Arrives { node, .. }
+            | Step::Feed { node, .. }
+            | Step::ConfigurationMoves { node }
+            | Step::Count { node, .. }
+            | Step::StopsAtLast { node, .. } => *node,
+            // What it wanted done may have left before it froze.
+            Step::Do { node, .. } | Step::FindWork { node, .. } | Step::Restamp { node, .. } | Step::HandOver { node, .. }
+                if !self.nodes[*node].reaches_the_store =>
+            {
+                *node
             }
-            Step::Publish
-            | Step::ReadSees { .. }
+            Step::Hint { endpoint } => match self.owner_of(*endpoint) {
+                Some((node, _)) => node,
+                None => return Some(step),
+            },
+            Step::Do { .. }
+            | Step::FindWork { .. }
+            | Step::Restamp { .. }
+            | Step::HandOver { .. }
+            | Step::Publish
             | Step::Answer { .. }
             | Step::Change
-            | Step::Applied { .. }
             | Step::MoodChanges { .. }
             | Step::Cancel
+            | Step::SendNow
             | Step::TestSend
+            | Step::Erase
+            | Step::Asked { .. }
             | Step::Crash
             | Step::TakeOver { .. }
             | Step::Freeze
             | Step::Thaw { .. }
+            | Step::LeaseEnds { .. }
+            | Step::Claim { .. }
             | Step::Transfer
+            | Step::Stop
+            | Step::Start { .. }
             | Step::Replay
             | Step::ReplayGoesOn { .. }
-            | Step::RecomputeTimeouts
             | Step::Wake { .. }
             | Step::Expire
             | Step::Heal => return Some(step),
@@ -50,174 +68,187 @@ impl World {
     /// A node dies with everything it had in memory.
     pub(super) fn crash(&mut self) {
         let node = self.random.random_range(0..self.nodes.len());
-        if self.nodes[node].scheduler.is_none() || self.nodes[node].frozen_until.is_some() || self.is_healed {
+        if !self.is_well(node) || self.is_healed {
             return;
         }
         self.visit("fault", "crash");
-        self.lose(node);
-        self.nodes[node].scheduler = None;
-        self.nodes[node].epoch += 1;
-        self.nodes[node].wakes_at = None;
+        self.nodes[node].last_words = self.random.random_range(0..3u32);
+        self.die(node);
         let after = if self.nodes.len() == 1 { Duration::from_millis(500) } else { LEASE };
         self.later(after, Step::TakeOver { dead: node });
     }
 
+    /// Nothing of it is left.
+    pub(super) fn die(&mut self, node: usize) {
+        self.lose(node);
+        self.forget(node);
+        let dead = &mut self.nodes[node];
+        dead.owner = None;
+        dead.incarnation += 1;
+        dead.counts_soon = false;
+        dead.lease_ends_at = None;
+        dead.stops_by = None;
+    }
+
+    /// Somebody tells a node to stop. It finishes what it has begun, if that does not take too long.
+    pub(super) fn stop(&mut self) -> Result<(), Violation> {
+        let node = self.random.random_range(0..self.nodes.len());
+        if !self.is_well(node) || self.is_healed {
+            return Ok(());
+        }
+        let request_max = self.options.request_max();
+        self.nodes[node].stops_by = Some(self.now + request_max);
+        self.nodes[node].owner.as_mut().expect("it is well").stop();
+        let incarnation = self.nodes[node].incarnation;
+        self.later(request_max, Step::StopsAtLast { node, incarnation });
+        self.pump(node)
+    }
+
+    /// It does not wait any longer for what has not ended.
+    pub(super) fn stop_at_last(&mut self, node: usize, incarnation: u64) -> Result<(), Violation> {
+        if self.nodes[node].incarnation != incarnation || self.nodes[node].stops_by.is_none() {
+            return Ok(());
+        }
+        self.leave(node)
+    }
+
+    /// It runs again, and owns nothing yet.
+    pub(super) fn start(&mut self, node: usize) {
+        if self.nodes[node].owner.is_none() {
+            self.nodes[node].owner = Some(Owner::new(self.now, self.options.clone()));
+            self.nodes[node].member += 1;
+        }
+    }
+
     /// Whatever this node has in flight may be sent once more.
     fn lose(&mut self, node: usize) {
-        let Some(scheduler) = self.nodes[node].scheduler.as_ref() else { return };
-        for number in 0..self.rows.len() {
-            let endpoint = self.endpoints[self.rows[number].endpoint].id;
-            if scheduler.is_in_flight(endpoint, self.rows[number].delivery) {
-                self.checker.lost(number);
-            }
+        let member = (node, self.nodes[node].member);
+        for row in self.unrecorded.iter().filter(|(_, by)| by.0 == node).map(|(row, _)| *row).collect::<Vec<_>>() {
+            self.unrecorded.remove(&row);
+            self.checker.lost(row);
         }
-        let endpoints: Vec<usize> =
-            (0..self.endpoints.len()).filter(|e| self.tenants[self.endpoints[*e].tenant].owner == node).collect();
-        for endpoint in endpoints {
+        for endpoint in (0..self.endpoints.len()).filter(|endpoint| self.owner_of(*endpoint) == Some(member)).collect::<Vec<_>>() {
             self.checker.owner_died(endpoint);
         }
+    }
+
+    /// This node knows nothing any more of what it has begun.
+    fn forget(&mut self, node: usize) {
+        for key in self.bodiless.keys().filter(|(by, _)| by.0 == node).copied().collect::<Vec<_>>() {
+            let hit = self.bodiless.remove(&key).expect("just found");
+            self.in_flight.remove(&hit);
+        }
+        self.answered.retain(|(by, _), _| by.0 != node);
     }
 
     /// A node stops running for a while, and does not know it. If others are there, they take over when its lease ends.
     pub(super) fn freeze(&mut self) {
         let node = self.random.random_range(0..self.nodes.len());
-        if self.nodes[node].scheduler.is_none() || self.nodes[node].frozen_until.is_some() || self.is_healed {
+        if !self.is_well(node) || self.is_healed {
             return;
         }
         let span = Duration::from_secs([2, 20][self.random.random_range(0..2usize)]);
         self.visit("fault", if span > LEASE { "frozen past its lease" } else { "frozen for a moment" });
-        self.nodes[node].frozen_until = Some(self.now + span);
+        let (reaches_the_store, is_alone) = (self.random.random_range(0..2u32) == 0, self.nodes.len() == 1);
+        let frozen = &mut self.nodes[node];
+        frozen.frozen_until = Some(self.now + span);
+        frozen.reaches_the_store = reaches_the_store;
+        // Where nobody else can take over, it never ends.
+        frozen.lease_ends_at = Some(self.now + LEASE - MARGIN).filter(|_| !is_alone);
         self.later(span, Step::Thaw { node });
-        if span > LEASE && self.nodes.len() > 1 {
+        if span > LEASE && !is_alone {
             self.later(LEASE, Step::TakeOver { dead: node });
         }
     }
 
-    /// It goes on where it was, unless its lease has ended: then it knows nothing and begins anew.
-    pub(super) fn thaw(&mut self, node: usize) {
+    /// It goes on where it was, until it finds that its lease has ended.
+    pub(super) fn thaw(&mut self, node: usize) -> Result<(), Violation> {
         self.nodes[node].frozen_until = None;
         for endpoint in 0..self.endpoints.len() {
-            if self.tenants[self.endpoints[endpoint].tenant].owner == node {
+            if self.owner_of(endpoint).is_some_and(|(owner, _)| owner == node) {
                 self.checker.catching_up(endpoint, self.now);
             }
         }
-        if self.nodes[node].has_lost_lease && plant::is(Plant::OldEpochIsRecorded) {
-            let scheduler = self.nodes[node].scheduler.as_mut().expect("it was only frozen");
-            self.endpoints.iter().for_each(|endpoint| drop(scheduler.leave(endpoint.id)));
-        } else if self.nodes[node].has_lost_lease && !plant::is(Plant::FrozenNodeGoesOn) {
-            let now = self.now;
-            let present = &mut self.nodes[node];
-            present.scheduler = Some(Scheduler::new(now, self.limits));
-            present.epoch += 1;
-            present.wakes_at = None;
-            present.has_lost_lease = false;
-            // What it has been given since, if it was the only heir.
-            for tenant in (0..self.tenants.len()).filter(|tenant| self.tenants[*tenant].owner == node).collect::<Vec<_>>() {
-                self.give(tenant, node);
-            }
+        if self.nodes[node].lease_ends_at.is_some_and(|at| at <= self.now) {
+            let (delay, incarnation) = (self.soon(20), self.nodes[node].incarnation);
+            self.later(delay, Step::LeaseEnds { node, incarnation });
+        } else {
+            self.nodes[node].lease_ends_at = None;
         }
+        self.pump(node)
     }
 
-    /// One transaction: what is in flight is written down with a deadline, and the tenant is given up.
-    pub(super) fn transfer(&mut self) {
-        let tenant = self.random.random_range(0..self.tenants.len());
-        let from = self.tenants[tenant].owner;
-        let to = self.random.random_range(0..self.nodes.len());
-        let is_well = |node: &Node| node.scheduler.is_some() && node.frozen_until.is_none();
-        if from == to || !is_well(&self.nodes[from]) || !is_well(&self.nodes[to]) {
-            return;
+    /// It drops everything and joins under another name.
+    pub(super) fn lease_ends(&mut self, node: usize, incarnation: u64) -> Result<(), Violation> {
+        if self.nodes[node].incarnation != incarnation {
+            return Ok(());
+        }
+        self.lose(node);
+        self.forget(node);
+        self.store.abandon((node, self.nodes[node].member));
+        self.nodes[node].member += 1;
+        self.nodes[node].lease_ends_at = None;
+        self.deliver(node, Wake::LeaseEnded)?;
+        let delay = self.soon(50);
+        self.later(delay, Step::Claim { node });
+        Ok(())
+    }
+
+    /// A tenant's owner is asked to give it up. What is in flight there it still finishes.
+    pub(super) fn transfer(&mut self) -> Result<(), Violation> {
+        let partition = self.tenants[self.random.random_range(0..self.tenants.len())].partition;
+        let Some((from, member)) = self.store.partitions[&partition].owner else { return Ok(()) };
+        let is_well = self.is_well(from) && self.nodes[from].member == member && self.nodes[from].lease_ends_at.is_none();
+        if self.nodes.len() == 1 || !is_well {
+            return Ok(());
         }
         self.visit("edge", "handed over");
-        let now = self.now;
-        let leaver = self.nodes[from].scheduler.as_mut().expect("well");
-        let bucket = leaver.tenant_bucket(&self.tenants[tenant].id).expect("its owner knows it");
-        let mut handed = Vec::new();
-        for (number, endpoint) in self.endpoints.iter().enumerate().filter(|(_, endpoint)| endpoint.tenant == tenant) {
-            handed.push((number, leaver.leave(endpoint.id)));
-        }
-        let Tenant { id, config, .. } = &self.tenants[tenant];
-        let heir = self.nodes[to].scheduler.as_mut().expect("well");
-        heir.take_tenant(now, id, *config, bucket);
-        for (number, hand_over) in handed {
-            let endpoint = &mut self.endpoints[number];
-            let Some(hand_over) = hand_over else {
-                // It had nothing to send and nothing to remember.
-                endpoint.memory = LaneMemory::new();
-                heir.configure(now, id, endpoint.id, endpoint.config.clone(), endpoint.memory, Backlog::Unknown);
-                self.checker.drained(number);
-                continue;
-            };
-            endpoint.memory = hand_over.memory_under(now, &endpoint.config);
-            self.checker.limit_changed(number, endpoint.config.rate_limit);
-            heir.configure(now, id, endpoint.id, endpoint.config.clone(), endpoint.memory, Backlog::Unknown);
-            for delivery in hand_over.in_flight {
-                let until = now + DEADLINE;
-                self.left_alone.insert(delivery, until);
-            }
-            self.checker.taken_over(number, endpoint.memory, now);
-        }
-        self.tenants[tenant].owner = to;
-        self.leave_alone(tenant, to);
+        self.deliver(from, Wake::GiveUp(vec![partition]))
     }
 
-    /// Another node takes the dead one's tenants, or the same one starts again.
+    /// A node is taken for dead: what it had is nobody's, and somebody takes it. If it has died it starts again.
     pub(super) fn take_over(&mut self, dead: usize) {
-        let heir = (dead + self.random.random_range(0..self.nodes.len())) % self.nodes.len();
-        let now = self.now;
         let is_frozen = self.nodes[dead].frozen_until.is_some();
-        let is_well = |node: &Node| node.scheduler.is_some() && node.frozen_until.is_none();
-        if is_frozen && (heir == dead || !is_well(&self.nodes[heir])) {
-            // Whoever is there will do it, or it goes on itself.
-            let Some(heir) = (0..self.nodes.len()).find(|node| is_well(&self.nodes[*node])) else { return };
-            self.lose(dead);
-            self.nodes[dead].has_lost_lease = true;
-            self.inherit(dead, heir);
+        let others = (0..self.nodes.len()).filter(|node| *node != dead && self.is_well(*node)).count();
+        if is_frozen && others == 0 {
+            // It finds out by itself.
             return;
         }
+        let member = (dead, self.nodes[dead].member);
         if is_frozen {
             self.lose(dead);
-            self.nodes[dead].has_lost_lease = true;
-        } else if self.nodes[dead].scheduler.is_none() {
-            self.nodes[dead].scheduler = Some(Scheduler::new(now, self.limits));
+        } else {
+            self.start(dead);
         }
-        let heir = if is_well(&self.nodes[heir]) { heir } else { dead };
-        self.inherit(dead, heir);
+        self.store.abandon(member);
+        let heir = self.random.random_range(0..self.nodes.len());
+        self.later(Duration::ZERO, Step::Claim { node: heir });
     }
 
-    fn inherit(&mut self, dead: usize, heir: usize) {
-        for tenant in 0..self.tenants.len() {
-            if self.tenants[tenant].owner != dead {
-                continue;
-            }
-            self.give(tenant, heir);
+    /// Takes what nobody has, and hears what it owns. Another node does it if this one is not well.
+    pub(super) fn claim(&mut self, node: usize) -> Result<(), Violation> {
+        let is_able = |node: &usize| {
+            let stays = self.nodes[*node].lease_ends_at.is_none() && self.nodes[*node].stops_by.is_none();
+            self.is_well(*node) && stays
+        };
+        let Some(node) = Some(node).filter(is_able).or_else(|| (0..self.nodes.len()).find(is_able)) else {
+            self.later(Duration::from_millis(500), Step::Claim { node });
+            return Ok(());
+        };
+        let member = (node, self.nodes[node].member);
+        let (mut claimed, taken) = self.store.claim(self.now, member, &self.endpoints);
+        // Not every store says so.
+        if self.report.seed.is_multiple_of(2) {
+            claimed.handed_over.clear();
         }
-    }
-
-    /// A tenant whose owner is gone goes to this node, which knows what the database knows.
-    fn give(&mut self, tenant: usize, heir: usize) {
-        let now = self.now;
-        self.tenants[tenant].owner = heir;
-        let scheduler = self.nodes[heir].scheduler.as_mut().expect("alive");
-        let Tenant { id, config, .. } = &self.tenants[tenant];
-        let bucket = config.rate_limit.map_or(Bucket::full(), |limit| Bucket::empty(now, limit));
-        scheduler.take_tenant(now, id, *config, bucket);
-        for (number, endpoint) in self.endpoints.iter().enumerate().filter(|(_, endpoint)| endpoint.tenant == tenant) {
-            self.checker.taken_over(number, endpoint.memory, now);
-            let memory = endpoint.memory.after_a_crash(now, &endpoint.config);
-            scheduler.configure(now, id, endpoint.id, endpoint.config.clone(), memory, Backlog::Unknown);
-        }
-        self.leave_alone(tenant, heir);
-    }
-
-    /// Tells a new owner what owners before it may still record.
-    fn leave_alone(&mut self, tenant: usize, heir: usize) {
-        let scheduler = self.nodes[heir].scheduler.as_mut().expect("alive");
-        for (delivery, until) in self.left_alone.iter().filter(|(_, until)| self.now < **until) {
-            let row = &self.rows[self.by_delivery[delivery]];
-            let endpoint = &self.endpoints[row.endpoint];
-            if endpoint.tenant == tenant {
-                scheduler.leave_alone(endpoint.id, *delivery, row.key.clone(), *until);
+        for (number, endpoint) in self.endpoints.iter().enumerate() {
+            if taken.contains(&self.tenants[endpoint.tenant].partition) {
+                self.checker.taken_over(number, self.store.memory(number), self.now);
             }
         }
+        if !taken.is_empty() {
+            self.visit("edge", if claimed.handed_over.is_empty() { "taken over" } else { "taken over with all that was known" });
+        }
+        self.deliver(node, Wake::Owns(claimed))
     }
 }

@@ -13,7 +13,7 @@ fn two_thousand_worlds_break_no_promise_and_visit_everything() {
     let mut expected: Vec<String> = HoldReason::ALL.iter().map(|reason| format!("standing: held: {}", reason.name())).collect();
     expected.extend(DeadReason::ALL.iter().map(|reason| format!("standing: dead: {}", reason.name())));
     expected.extend(
-        ["pending", "delivering", "delivered", "cancelled: requested", "cancelled: unsubscribed"]
+        ["pending", "delivering", "delivered", "cancelled: requested", "cancelled: unsubscribed", "cancelled: endpoint_deleted"]
             .map(|name| format!("standing: {name}")),
     );
     expected.extend(
@@ -26,6 +26,13 @@ fn two_thousand_worlds_break_no_promise_and_visit_everything() {
             "recorded by the owner before",
             "replay",
             "test-send",
+            "test-send answered",
+            "cancelled by request",
+            "event cancelled by request",
+            "made due by request",
+            "payload erased",
+            "taken over with all that was known",
+            "stopped",
         ]
         .map(|name| format!("edge: {name}")),
     );
@@ -38,6 +45,11 @@ fn two_thousand_worlds_break_no_promise_and_visit_everything() {
             "frozen for a moment",
             "frozen past its lease",
             "answer to a frozen node",
+            "record under an old epoch",
+            "record of a dead node is committed",
+            "answer of the store lost",
+            "not sent because the lease has ended",
+            "news of an earlier life",
         ]
         .map(|name| format!("fault: {name}")),
     );

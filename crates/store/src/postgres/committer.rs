@@ -7,10 +7,10 @@ use std::future::Future;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::connection::{Problem, Remedy};
@@ -19,6 +19,13 @@ use crate::Error;
 /// Enough to make a flush cheap, few enough that nobody waits long.
 const GROUP_CALLERS_MAX: usize = 512;
 const GROUP_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// How many have to wait before a second group is written beside the first.
+const OVERLAPPING_MIN: usize = 64;
+/// From this size on, whoever was in the last group is waited for.
+const GATHERED_MIN: usize = 8;
+/// And for this part of the time that it took to write, because that is what a second group would cost.
+const GATHERING_PART: u32 = 4;
+const GATHERING_MAX: Duration = Duration::from_millis(3);
 /// How long somebody waits to be taken. Once taken, the group's own deadlines hold.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
@@ -53,10 +60,15 @@ impl<W: Writing> Committer<W> {
     /// any more.
     pub(super) fn start(writing: &Arc<W>, tasks: usize, waiting_bytes_max: usize) -> Committer<W> {
         let (queue, inbox) = mpsc::unbounded_channel();
-        let inbox = Arc::new(tokio::sync::Mutex::new(inbox));
         let waiting_bytes = Arc::new(AtomicUsize::new(0));
-        let tasks =
-            (0..tasks).map(|_| tokio::spawn(run(Arc::clone(writing), Arc::clone(&inbox), Arc::clone(&waiting_bytes)))).collect();
+        let shared = Arc::new(Queue {
+            inbox: tokio::sync::Mutex::new(inbox),
+            waiting_bytes: Arc::clone(&waiting_bytes),
+            in_flight: AtomicUsize::new(0),
+            has_landed: Notify::new(),
+            last: Mutex::new((0, Duration::ZERO)),
+        });
+        let tasks = (0..tasks).map(|_| tokio::spawn(run(Arc::clone(writing), Arc::clone(&shared)))).collect();
         Committer { queue: Mutex::new(Some(queue)), waiting_bytes, waiting_bytes_max, tasks: Mutex::new(tasks) }
     }
 
@@ -95,41 +107,116 @@ impl<W: Writing> Committer<W> {
     }
 }
 
-async fn run<W: Writing>(
-    writing: Arc<W>,
-    inbox: Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<Job<W>>>>,
+/// What the tasks of one committer share.
+struct Queue<W: Writing> {
+    inbox: tokio::sync::Mutex<mpsc::UnboundedReceiver<Job<W>>>,
     waiting_bytes: Arc<AtomicUsize>,
-) {
-    loop {
-        let (mut calls, mut answers, mut group_bytes) = (Vec::new(), Vec::new(), 0);
-        {
-            // Held while it waits: the other committer is writing, or is next.
-            let mut inbox = inbox.lock().await;
-            let Some(first) = inbox.recv().await else { return };
-            let mut next = Some(first);
-            while let Some(job) = next {
-                waiting_bytes.fetch_sub(job.bytes, Ordering::Relaxed);
-                // Whoever has given up must not find that it was written.
-                let is_wanted = !job.is_taken.swap(true, Ordering::AcqRel);
-                if is_wanted {
-                    group_bytes += job.bytes;
-                    calls.push(job.call);
-                    answers.push(Some(job.answer));
+    /// Groups that are being written.
+    in_flight: AtomicUsize,
+    has_landed: Notify,
+    /// How many callers the last group had, and how long it took.
+    last: Mutex<(usize, Duration)>,
+}
+
+/// Where one caller waits for its answer.
+type Waiting<W> = oneshot::Sender<Result<<W as Writing>::Answer, Error>>;
+
+/// What is written together.
+struct Group<W: Writing> {
+    calls: Vec<W::Call>,
+    answers: Vec<Option<Waiting<W>>>,
+    bytes: usize,
+}
+
+impl<W: Writing> Group<W> {
+    fn take(&mut self, job: Job<W>, waiting_bytes: &AtomicUsize) {
+        waiting_bytes.fetch_sub(job.bytes, Ordering::Relaxed);
+        // Whoever has given up must not find that it was written.
+        let is_wanted = !job.is_taken.swap(true, Ordering::AcqRel);
+        if is_wanted {
+            self.bytes += job.bytes;
+            self.calls.push(job.call);
+            self.answers.push(Some(job.answer));
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        self.calls.len() < GROUP_CALLERS_MAX && self.bytes < GROUP_BYTES_MAX
+    }
+}
+
+impl<W: Writing> Queue<W> {
+    /// The next group, or `None` when everything is written and nobody can send any more.
+    async fn next(&self) -> Option<Group<W>> {
+        // Held while it waits: the other task is writing, or is next.
+        let mut inbox = self.inbox.lock().await;
+        let mut group = Group { calls: Vec::new(), answers: Vec::new(), bytes: 0 };
+        group.take(inbox.recv().await?, &self.waiting_bytes);
+        // Those who were answered just now are about to come back. Without them the next group would be a small one, and they
+        // would wait for it.
+        let (expected, took) = *self.last.lock();
+        let patience = if expected >= GATHERED_MIN { (took / GATHERING_PART).min(GATHERING_MAX) } else { Duration::ZERO };
+        let gathered_by = tokio::time::Instant::now() + patience;
+        loop {
+            while group.has_room()
+                && let Ok(job) = inbox.try_recv()
+            {
+                group.take(job, &self.waiting_bytes);
+            }
+            if !group.has_room() {
+                break;
+            }
+            let has_landed = self.has_landed.notified();
+            if self.in_flight.load(Ordering::Acquire) > 0 && group.calls.len() < OVERLAPPING_MIN {
+                // Two small groups at once would cost more than one that is twice as large.
+                tokio::select! {
+                    job = inbox.recv() => match job {
+                        Some(job) => group.take(job, &self.waiting_bytes),
+                        None => break,
+                    },
+                    () = has_landed => {}
                 }
-                let has_room = calls.len() < GROUP_CALLERS_MAX && group_bytes < GROUP_BYTES_MAX;
-                next = if has_room { inbox.try_recv().ok() } else { None };
+            } else if group.calls.len() < expected && tokio::time::Instant::now() < gathered_by {
+                match tokio::time::timeout_at(gathered_by, inbox.recv()).await {
+                    Ok(Some(job)) => group.take(job, &self.waiting_bytes),
+                    Ok(None) | Err(_) => break,
+                }
+            } else {
+                break;
             }
         }
-        if calls.is_empty() {
-            continue;
-        }
+        self.in_flight.fetch_add(1, Ordering::AcqRel);
+        Some(group)
+    }
+}
+
+/// Lands also if the writing panics, so that the other task does not wait for it.
+struct InFlight<'a, W: Writing> {
+    queue: &'a Queue<W>,
+    callers: usize,
+    began_at: Instant,
+}
+
+impl<W: Writing> Drop for InFlight<'_, W> {
+    fn drop(&mut self) {
+        *self.queue.last.lock() = (self.callers, self.began_at.elapsed());
+        self.queue.in_flight.fetch_sub(1, Ordering::AcqRel);
+        self.queue.has_landed.notify_waiters();
+    }
+}
+
+async fn run<W: Writing>(writing: Arc<W>, queue: Arc<Queue<W>>) {
+    while let Some(Group { mut calls, mut answers, .. }) = queue.next().await {
+        let _in_flight = InFlight { queue: &queue, callers: calls.len(), began_at: Instant::now() };
         let mut answer = |place: usize, result: Result<W::Answer, Error>| {
             if let Some(waiting) = answers[place].take() {
                 // Whoever asked may have gone; what was committed stays.
                 let _ = waiting.send(result);
             }
         };
-        write_or_halve(writing.as_ref(), &mut calls, &mut answer).await;
+        if !calls.is_empty() {
+            write_or_halve(writing.as_ref(), &mut calls, &mut answer).await;
+        }
     }
 }
 

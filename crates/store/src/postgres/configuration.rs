@@ -341,7 +341,17 @@ async fn replace_endpoint(
         )
         .await?;
     touch_tenant(connection, &stored.endpoint.tenant, now).await?;
+    if stored.endpoint.policies.delivery_schedule != endpoint.policies.delivery_schedule {
+        wait_for_publishers(connection).await?;
+    }
     Ok(Ok(stored.version + 1))
+}
+
+/// Rows that wait are stamped anew after a change of quiet hours, and one that was planned by the old ones and is not committed yet
+/// would be passed over. Every publisher writes into this table: those who are at it are waited for, and those who come later see
+/// the change. Whoever has to wait too long tries again, so that nobody waits long behind it.
+async fn wait_for_publishers(connection: &Connection) -> Result<(), Problem> {
+    connection.batch("SET LOCAL lock_timeout = '1s'; LOCK TABLE commits IN SHARE MODE").await
 }
 
 const UPDATE_ENDPOINT: &str =
@@ -396,12 +406,17 @@ async fn put_tenant(
     now: Timestamp,
 ) -> Result<Result<u64, Refusal>, Problem> {
     let retention_ms = millis(tenant.retention.as_duration());
+    let before = self::tenant(connection, &tenant.id).await?;
     let row = connection
         .query_one(
             PUT_TENANT,
             &[&tenant.id.as_str(), &retention_ms, &storable(&document::tenant(tenant)), &storable(extra), &now.as_millis()],
         )
         .await?;
+    let schedule_before = before.map(|before| before.tenant.defaults.delivery_schedule).unwrap_or_default();
+    if schedule_before != tenant.defaults.delivery_schedule {
+        wait_for_publishers(connection).await?;
+    }
     Ok(Ok(unsigned(row::column(&row, "version")?)))
 }
 

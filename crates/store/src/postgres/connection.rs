@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType};
 use tokio::time::timeout;
 use tokio_postgres::config::SslMode;
-use tokio_postgres::error::SqlState;
+use tokio_postgres::error::{Severity, SqlState};
 use tokio_postgres::types::ToSql;
 use tokio_postgres::{Config, NoTls, Row, Statement};
 
@@ -31,8 +31,8 @@ const WAIT_MAX: Duration = Duration::from_secs(3);
 const VERB_MAX: Duration = Duration::from_secs(10);
 /// For what is sent in one go, with its commit.
 const FLIGHT_MAX: Duration = Duration::from_secs(6);
-/// How long it is asked after a commit whose answer was lost.
-const DOUBT_MAX: Duration = Duration::from_secs(8);
+/// How long it is asked after a commit whose answer was lost. Whoever waits is told within five seconds of a database that is gone.
+const DOUBT_MAX: Duration = Duration::from_secs(4);
 const ROLLBACK_MAX: Duration = Duration::from_secs(1);
 const TRIES_MAX: u32 = 5;
 
@@ -106,6 +106,15 @@ impl Problem {
 }
 
 impl Problem {
+    /// Whether a statement may have been done although it has failed.
+    fn leaves_doubt(&self) -> bool {
+        match self {
+            Problem::Postgres(error) => !has_refused(error),
+            Problem::Unknown => true,
+            Problem::Overtaken | Problem::Store(_) => false,
+        }
+    }
+
     /// Whether somebody else holds what was wanted.
     pub(super) fn is_of_a_lock(&self) -> bool {
         let Problem::Postgres(error) = self else { return false };
@@ -148,6 +157,11 @@ fn remedy_of(error: &tokio_postgres::Error) -> Remedy {
         _ if class == "22" || class == "23" || class == "54" => Remedy::LeaveItOut,
         _ => Remedy::Nothing,
     }
+}
+
+/// Whether the server has said no, and lives on.
+fn has_refused(error: &tokio_postgres::Error) -> bool {
+    error.as_db_error().is_some_and(|error| error.parsed_severity() == Some(Severity::Error))
 }
 
 fn is_lost(error: &tokio_postgres::Error) -> bool {
@@ -391,6 +405,12 @@ impl<'a> Flight<'a> {
         self.statements.len() - 1
     }
 
+    /// One that is a transaction of its own, and the only one of its flight. Answers its place.
+    pub(super) fn query_that_commits(&mut self, statement: Statement, parameters: Parameters<'a>) -> usize {
+        self.commit = Some(self.statements.len());
+        self.query(statement, parameters)
+    }
+
     pub(super) fn commit(&mut self) {
         self.commit = Some(self.statements.len());
         self.batch("COMMIT");
@@ -438,8 +458,9 @@ impl<'a> Flight<'a> {
             match answer {
                 Some(Ok(answer)) => rows.push(answer),
                 Some(Err(error)) => {
-                    // What the server itself has refused is rolled back, unless it was the commit.
-                    let is_certain = error.as_db_error().is_some() && Some(rows.len()) != self.commit;
+                    // What the server itself has refused is rolled back, unless it was the commit, or the session has died
+                    // and nobody knows how far it had come.
+                    let is_certain = has_refused(&error) && (Some(rows.len()) != self.commit || self.commit == Some(0));
                     let is_in_doubt = was_commit_sent && commit_answer_was_lost && !is_certain;
                     return Err(Crash { problem: error.into(), is_in_doubt });
                 }
@@ -491,26 +512,45 @@ impl Database {
         Ok(connection)
     }
 
-    /// Runs statements that change nothing, or one that does: each is a transaction of its own.
+    /// Runs one statement that changes something and may be repeated, as a transaction of its own. If it is not known in the
+    /// end whether a try of it has reached the server, it says so.
     pub(super) async fn run<T, F: Future<Output = Result<T, Problem>>>(
         &self,
         purpose: Use,
         work: impl Fn(Arc<Connection>) -> F,
     ) -> Result<T, Error> {
+        let is_in_doubt = AtomicBool::new(false);
+        match self.try_to_run(purpose, work, &is_in_doubt).await {
+            Err(Error::Unavailable(_)) if is_in_doubt.load(Ordering::Relaxed) => Err(Error::Unknown),
+            certain => certain,
+        }
+    }
+
+    /// Sets `is_in_doubt` while something was sent and not answered.
+    async fn try_to_run<T, F: Future<Output = Result<T, Problem>>>(
+        &self,
+        purpose: Use,
+        work: impl Fn(Arc<Connection>) -> F,
+        is_in_doubt: &AtomicBool,
+    ) -> Result<T, Error> {
         let mut tries = Tries::new();
         let run = async {
             loop {
                 let problem = match self.connection(purpose).await {
-                    Ok(connection) => match work(Arc::clone(&connection)).await {
-                        Ok(answer) => {
-                            connection.is_left_in_order();
-                            return Ok(answer);
+                    Ok(connection) => {
+                        let was_in_doubt = is_in_doubt.swap(true, Ordering::Relaxed);
+                        match work(Arc::clone(&connection)).await {
+                            Ok(answer) => {
+                                connection.is_left_in_order();
+                                return Ok(answer);
+                            }
+                            Err(problem) => {
+                                is_in_doubt.store(was_in_doubt || problem.leaves_doubt(), Ordering::Relaxed);
+                                connection.clean_up(&problem).await;
+                                problem
+                            }
                         }
-                        Err(problem) => {
-                            connection.clean_up(&problem).await;
-                            problem
-                        }
-                    },
+                    }
                     Err(problem) => problem,
                 };
                 tries.again(problem).await?;
@@ -527,7 +567,7 @@ impl Database {
         &self,
         work: impl Fn(Arc<Connection>) -> F,
     ) -> Result<T, Error> {
-        self.run(Use::Verb, work).await
+        self.try_to_run(Use::Verb, work, &AtomicBool::new(false)).await
     }
 
     /// Runs a transaction, again if it has to be, and answers only what is certain: if the answer to its commit is lost, it
@@ -607,8 +647,9 @@ impl Database {
             });
             match asked.await {
                 Ok(Ok(was_committed)) => return Ok(was_committed),
-                Ok(Err(problem)) => tracing::warn!(?problem, "what has become of a commit cannot be asked yet"),
-                Err(_) => {
+                // A server that is gone says so at once, every time.
+                Ok(Err(problem)) if !left.is_zero() => tracing::warn!(?problem, "what has become of a commit cannot be asked yet"),
+                Ok(Err(_)) | Err(_) => {
                     tracing::error!(
                         "what has become of a commit could not be found out; whoever waits for it hears that it is not known"
                     );

@@ -16,7 +16,7 @@ use posthaste_core::scheduler::Entry;
 use posthaste_core::text::{IdempotencyKey, OrderingKey, Version};
 use posthaste_core::time::Timestamp;
 use tokio::time::timeout;
-use tokio_postgres::Statement;
+use tokio_postgres::Row;
 
 use super::committer::Writing;
 use super::connection::{CommitId, Connection, Flight, Problem, Remedy, Tries, Use};
@@ -159,15 +159,11 @@ fn are_of_one_mind(calls: &[Vec<Plan>]) -> bool {
 
 /// What is known about a group before its rows are written.
 struct Decided {
-    event_seqs: Vec<i64>,
-    /// Of each plan, for each of its deliveries.
-    delivery_seqs: Vec<Vec<i64>>,
+    /// Where a key had to name them; the others get theirs when they are written.
+    event_seqs: Vec<Option<i64>>,
     /// `None` where it is to be written.
     answers: Vec<Option<Published>>,
     has_begun: bool,
-    insert_events: Statement,
-    insert_deliveries: Statement,
-    insert_commit: Statement,
 }
 
 impl Database {
@@ -206,7 +202,12 @@ impl Database {
         // Held until it is known what has become of the rows, and told of.
         let opened = self.in_flight.open();
         let connection = self.connection(Use::Committing).await?;
-        let decided = match timeout(DECIDING_MAX, decide(self, &connection, plans, &opened)).await {
+        let deciding = async {
+            let decided = decide(self, &connection, plans).await?;
+            let publish = connection.prepare(if decided.has_begun { PUBLISH } else { PUBLISH_AT_ONCE }).await?;
+            Ok((decided, publish))
+        };
+        let (decided, publish) = match timeout(DECIDING_MAX, deciding).await {
             Ok(Ok(decided)) => decided,
             Ok(Err(problem)) => {
                 connection.clean_up(&problem).await;
@@ -220,56 +221,100 @@ impl Database {
             connection.roll_back().await;
             return Ok(decided.answers.into_iter().flatten().collect());
         }
-        let (rows, fed) = deliveries_of(self, plans, &made, &decided);
+        let rows = deliveries_of(self, plans, &made);
         let id = rand::random::<CommitId>();
         let mut flight = Flight::new(&connection);
-        if !decided.has_begun {
-            flight.begin();
-        }
-        flight.query(decided.insert_events.clone(), event_parameters(plans, &made, &decided));
-        if !rows.is_empty() {
-            flight.query(decided.insert_deliveries.clone(), delivery_parameters(&rows));
-        }
-        flight.query(decided.insert_commit.clone(), commit_parameters(plans, id));
-        flight.commit();
-        match flight.land().await {
-            Ok(_) => connection.is_left_in_order(),
-            Err(crash) => self.after_a_crash(&connection, crash, id).await?,
-        }
-        if !rows.is_empty() {
-            self.tell(fed);
-        }
+        let parameters = publish_parameters(plans, &made, &decided, &rows, id);
+        let published = if decided.has_begun {
+            let published = flight.query(publish, parameters);
+            flight.commit();
+            published
+        } else {
+            flight.query_that_commits(publish, parameters)
+        };
+        let seqs = match flight.land().await {
+            Ok(landed) => {
+                connection.is_left_in_order();
+                seqs_by_id(&landed[published])
+            }
+            Err(crash) => {
+                self.after_a_crash(&connection, crash, id).await?;
+                self.seqs_of(&rows).await
+            }
+        };
+        self.tell_of(&rows, seqs, &opened);
         drop(opened);
         let answers = decided.answers.into_iter().zip(plans);
         Ok(answers.map(|(answer, plan)| answer.unwrap_or(Published::Made { deliveries: count(plan.chosen.len()) })).collect())
     }
+
+    /// The numbers of rows that were committed, and whose answer was lost.
+    async fn seqs_of(&self, rows: &[NewDelivery<'_>]) -> Result<HashMap<DeliveryId, i64>, Error> {
+        let ids = &rows.iter().map(|row| row.id.to_bytes().to_vec()).collect::<Vec<_>>();
+        self.read(|connection| async move {
+            let rows = connection.query(SELECT_SEQS, &[ids]).await?;
+            Ok(seqs_by_id(&rows)?)
+        })
+        .await
+    }
+
+    /// They are committed, so that whatever fails here is made up for by a sweep.
+    fn tell_of(&self, rows: &[NewDelivery<'_>], seqs: Result<HashMap<DeliveryId, i64>, Error>, opened: &Opened) {
+        if rows.is_empty() {
+            return;
+        }
+        let mut fed = Vec::new();
+        match seqs {
+            Ok(seqs) => {
+                opened.got(&seqs.values().copied().map(unsigned).collect::<Vec<_>>());
+                if self.feeder.has_listener() {
+                    fed = rows.iter().filter_map(|row| Some(NewDelivery { seq: *seqs.get(&row.id)?, ..*row }.fed())).collect();
+                }
+                if fed.len() < rows.len() {
+                    self.feeder.has_left_something_out();
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "what was just published is not known to the scheduler before its next sweep");
+                self.feeder.has_left_something_out();
+            }
+        }
+        self.tell(fed);
+    }
 }
 
-/// Gets numbers for all rows, and finds out which events were published before.
-async fn decide(database: &Database, connection: &Connection, plans: &[&Plan], opened: &Opened) -> Result<Decided, Problem> {
-    let deliveries: usize = plans.iter().map(|plan| plan.chosen.len()).sum();
-    let row = connection.query_one(SELECT_NUMBERS, &[&number(plans.len()), &number(deliveries)]).await?;
-    let event_seqs: Vec<i64> = row::column(&row, "events")?;
-    let all: Vec<i64> = row::column(&row, "deliveries")?;
-    opened.got(&all.iter().copied().map(unsigned).collect::<Vec<_>>());
-    let mut rest = all.into_iter();
-    let delivery_seqs = plans.iter().map(|plan| rest.by_ref().take(plan.chosen.len()).collect()).collect();
+fn seqs_by_id(rows: &[Row]) -> Result<HashMap<DeliveryId, i64>, Error> {
+    rows.iter().map(|row| Ok((DeliveryId::from_bytes(row::bytes(row, "id")?), row::column(row, "seq")?))).collect()
+}
+
+/// Finds out which events were published before. Those that could have been get their numbers now, for their keys to name.
+async fn decide(database: &Database, connection: &Connection, plans: &[&Plan]) -> Result<Decided, Problem> {
     let mut decided = Decided {
-        event_seqs,
-        delivery_seqs,
+        event_seqs: plans.iter().map(|_| None).collect(),
         answers: plans.iter().map(|_| None).collect(),
         has_begun: false,
-        insert_events: connection.prepare(INSERT_EVENTS).await?,
-        insert_deliveries: connection.prepare(INSERT_DELIVERIES).await?,
-        insert_commit: connection.prepare(INSERT_COMMIT_IF_STILL_SO).await?,
     };
-    let keys_kept = millis(database.options.idempotency_keys_kept);
     let mut undecided: Vec<usize> = (0..plans.len()).filter(|place| plans[*place].keys().next().is_some()).collect();
+    if undecided.is_empty() {
+        return Ok(decided);
+    }
+    let row = connection.query_one(SELECT_EVENT_NUMBERS, &[&number(undecided.len())]).await?;
+    for (place, seq) in undecided.iter().zip(row::column::<Vec<i64>>(&row, "events")?) {
+        decided.event_seqs[*place] = Some(seq);
+    }
+    let keys_kept = millis(database.options.idempotency_keys_kept);
     let mut ours: HashMap<i64, usize> = HashMap::new();
     while !undecided.is_empty() {
         undecided = decide_round(connection, plans, &mut decided, &mut ours, &undecided, keys_kept).await?;
     }
     Ok(decided)
+}
+
+impl Decided {
+    /// Of an event that has a key.
+    fn event_seq(&self, place: usize) -> i64 {
+        self.event_seqs[place].expect("an event with a key has got its number")
+    }
 }
 
 fn number(rows: usize) -> i32 {
@@ -342,7 +387,7 @@ async fn decide_round(
         give_back(connection, decided, given_back).await?;
         take_over(connection, plans, decided, &holders, vacant, keys_kept).await?;
     }
-    ours.extend(picked.iter().filter(|place| decided.answers[**place].is_none()).map(|place| (decided.event_seqs[*place], *place)));
+    ours.extend(picked.iter().filter(|place| decided.answers[**place].is_none()).map(|place| (decided.event_seq(*place), *place)));
     Ok(later)
 }
 
@@ -356,7 +401,7 @@ async fn take_keys<'a>(
     keys_kept: i64,
 ) -> Result<Taken<'a>, Problem> {
     let (tenants, kinds, names) = key_columns(keys.keys());
-    let seqs: Vec<i64> = keys.values().map(|place| decided.event_seqs[*place]).collect();
+    let seqs: Vec<i64> = keys.values().map(|place| decided.event_seq(*place)).collect();
     let slots: Vec<i32> = keys.values().map(|place| plans[*place].slot).collect();
     let fingerprints: Vec<&[u8]> = keys.values().map(|place| plans[*place].new.fingerprint.as_slice()).collect();
     let accepted: Vec<i64> = keys.values().map(|place| plans[*place].new.event.accepted_at.as_millis()).collect();
@@ -441,7 +486,7 @@ async fn give_back(connection: &Connection, decided: &Decided, mut keys: Vec<(Ke
     }
     keys.sort_unstable();
     let (tenants, kinds, names) = key_columns(keys.iter().map(|(key, _)| key));
-    let seqs: Vec<i64> = keys.iter().map(|(_, place)| decided.event_seqs[*place]).collect();
+    let seqs: Vec<i64> = keys.iter().map(|(_, place)| decided.event_seq(*place)).collect();
     connection.execute(DELETE_KEYS, &[&tenants, &kinds, &names, &seqs]).await?;
     Ok(())
 }
@@ -466,7 +511,7 @@ async fn take_over(
                     &key.name,
                     &holders[&key].seq,
                     &plan.slot,
-                    &decided.event_seqs[place],
+                    &decided.event_seq(place),
                     &plan.new.fingerprint.as_slice(),
                     &expiry(key, plan, keys_kept),
                 ],
@@ -479,9 +524,19 @@ async fn take_over(
     Ok(())
 }
 
-fn event_parameters<'a>(plans: &[&'a Plan], made: &[usize], decided: &Decided) -> Parameters<'a> {
+fn publish_parameters<'a>(
+    plans: &[&'a Plan],
+    made: &[usize],
+    decided: &Decided,
+    rows: &[NewDelivery<'a>],
+    id: CommitId,
+) -> Parameters<'a> {
     let events: Vec<&'a Event> = made.iter().map(|place| plans[*place].new.event.as_ref()).collect();
     let of_all = |column: fn(&Event) -> Option<i64>| events.iter().map(|event| column(event)).collect::<Vec<_>>();
+    let counts: Vec<i32> = made.iter().map(|place| number(plans[*place].chosen.len())).collect();
+    let firsts: Vec<i32> = counts.iter().scan(0, |next, count| Some(std::mem::replace(next, *next + *count))).collect();
+    let versions: BTreeMap<&str, Versions> = plans.iter().map(|plan| (plan.new.event.tenant.as_str(), plan.versions)).collect();
+    let catalogue = plans.first().map_or(0, |plan| plan.versions.catalogue);
     row::parameters![
         made.iter().map(|place| plans[*place].slot).collect::<Vec<_>>(),
         made.iter().map(|place| decided.event_seqs[*place]).collect::<Vec<_>>(),
@@ -498,13 +553,13 @@ fn event_parameters<'a>(plans: &[&'a Plan], made: &[usize], decided: &Decided) -
         events.iter().map(|event| event.ordering_key.as_ref().map(OrderingKey::as_str)).collect::<Vec<_>>(),
         of_all(|event| event.timing.deliver_at().map(Timestamp::as_millis)),
         of_all(|event| event.timing.expires_at().map(Timestamp::as_millis)),
-    ]
-}
-
-fn commit_parameters<'a>(plans: &[&'a Plan], id: CommitId) -> Parameters<'a> {
-    let versions: BTreeMap<&str, Versions> = plans.iter().map(|plan| (plan.new.event.tenant.as_str(), plan.versions)).collect();
-    let catalogue = plans.first().map_or(0, |plan| plan.versions.catalogue);
-    row::parameters![
+        of_all(|event| Some(event.timing.first_due(event.accepted_at).as_millis())),
+        events.iter().map(|event| configuration::partition(&event.tenant)).collect::<Vec<_>>(),
+        firsts,
+        counts,
+        rows.iter().flat_map(|row| row.id.to_bytes()).collect::<Vec<u8>>(),
+        rows.iter().flat_map(|row| row.planned.endpoint.to_bytes()).collect::<Vec<u8>>(),
+        rows.iter().map(|row| marks(row.planned)).collect::<Vec<u8>>(),
         id.to_vec(),
         versions.keys().copied().collect::<Vec<_>>(),
         versions.values().map(|versions| signed(versions.tenant)).collect::<Vec<_>>(),
@@ -512,34 +567,33 @@ fn commit_parameters<'a>(plans: &[&'a Plan], id: CommitId) -> Parameters<'a> {
     ]
 }
 
-fn deliveries_of<'a>(
-    database: &Database,
-    plans: &[&'a Plan],
-    made: &[usize],
-    decided: &Decided,
-) -> (Vec<NewDelivery<'a>>, Vec<Fed>) {
+/// Two bits of class, and one that says whether it goes before the rest.
+fn marks(planned: Planned) -> u8 {
+    let class = u8::try_from(class_code(planned.class)).expect("there are three classes");
+    class | u8::from(planned.is_priority) << 2
+}
+
+/// In the order of their events, which is the order of their numbers. These are not known yet.
+fn deliveries_of<'a>(database: &Database, plans: &[&'a Plan], made: &[usize]) -> Vec<NewDelivery<'a>> {
     let mut rows = Vec::new();
     for place in made {
         let (plan, event) = (plans[*place], &plans[*place].new.event);
-        for (planned, seq) in plan.chosen.iter().zip(&decided.delivery_seqs[*place]) {
-            rows.push(NewDelivery {
-                seq: *seq,
-                id: DeliveryId::from_unique(database.next_unique()),
-                event,
-                event_slot: plan.slot,
-                event_seq: decided.event_seqs[*place],
-                planned: *planned,
-                timestamp: event.timestamp,
-                due: event.timing.first_due(event.accepted_at),
-                is_later: event.timing.deliver_at().is_some(),
-                replay_of: None,
-                replay: None,
-                created_at: event.accepted_at,
-            });
-        }
+        rows.extend(plan.chosen.iter().map(|planned| NewDelivery {
+            seq: 0,
+            id: DeliveryId::from_unique(database.next_unique()),
+            event,
+            event_slot: plan.slot,
+            event_seq: 0,
+            planned: *planned,
+            timestamp: event.timestamp,
+            due: event.timing.first_due(event.accepted_at),
+            is_later: event.timing.deliver_at().is_some(),
+            replay_of: None,
+            replay: None,
+            created_at: event.accepted_at,
+        }));
     }
-    let fed = if database.feeder.has_listener() { rows.iter().map(NewDelivery::fed).collect() } else { vec![] };
-    (rows, fed)
+    rows
 }
 
 /// A delivery to be made: an original, or a replay.
@@ -587,7 +641,7 @@ impl NewDelivery<'_> {
 
 /// Takes numbers for this many deliveries.
 pub(super) async fn delivery_numbers(connection: &Connection, opened: &Opened, rows: usize) -> Result<Vec<i64>, Problem> {
-    let row = connection.query_one(SELECT_NUMBERS, &[&0_i32, &number(rows)]).await?;
+    let row = connection.query_one(SELECT_DELIVERY_NUMBERS, &[&number(rows)]).await?;
     let seqs: Vec<i64> = row::column(&row, "deliveries")?;
     opened.got(&seqs.iter().copied().map(unsigned).collect::<Vec<_>>());
     Ok(seqs)
@@ -627,15 +681,58 @@ fn delivery_parameters<'a>(rows: &[NewDelivery<'a>]) -> Parameters<'a> {
     ]
 }
 
-/// Numbers are taken up front, so that they are known to be in flight before anybody can see them. One group's worth at a
-/// time: a supply would be used long after others have gone ahead, and a sweep would not look back that far.
-const SELECT_NUMBERS: &str = "SELECT ARRAY(SELECT nextval('events_seq') FROM generate_series(1, $1::int)) AS events,
-            ARRAY(SELECT nextval('deliveries_seq_seq') FROM generate_series(1, $2::int)) AS deliveries";
-const INSERT_EVENTS: &str =
-    "INSERT INTO events (slot, seq, tenant, id, type, version, timestamp_ms, accepted_at_ms, data, digest, labels,
-                         idempotency_key, ordering_key, deliver_at_ms, expires_at_ms)
-     SELECT * FROM unnest($1::int[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::bigint[],
-                          $9::text[], $10::bytea[], $11::text[], $12::text[], $13::text[], $14::bigint[], $15::bigint[])";
+/// Of events whose keys have to name them before they are written.
+const SELECT_EVENT_NUMBERS: &str = "SELECT ARRAY(SELECT nextval('events_seq') FROM generate_series(1, $1::int)) AS events";
+/// Of replays, whose numbers are known to be in flight before anybody can see them. Never more than are used at once: a supply
+/// would be used long after others have gone ahead, and a sweep would not look back that far.
+const SELECT_DELIVERY_NUMBERS: &str =
+    "SELECT ARRAY(SELECT nextval('deliveries_seq_seq') FROM generate_series(1, $1::int)) AS deliveries";
+const SELECT_SEQS: &str = "SELECT id, seq FROM deliveries WHERE id = ANY($1)";
+
+/// All of a group in one statement. Deliveries come as three strings of bytes with a fixed width, which each event cuts its own
+/// from, so that nothing is joined and little is sent; their numbers rise with their places. The commit fails, and everything
+/// with it, where what it was planned by has moved on: it has to have a time. A statement locks its tables before it looks at
+/// anything, so that whoever locks `commits` against it makes it see what they have done.
+macro_rules! publish {
+    ($comment:literal) => {
+        concat!(
+            $comment,
+            "WITH given AS MATERIALIZED (
+               SELECT g.*, coalesce(g.given_seq, nextval('events_seq')) AS seq
+               FROM unnest($1::int[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::bigint[],
+                           $9::text[], $10::bytea[], $11::text[], $12::text[], $13::text[], $14::bigint[], $15::bigint[],
+                           $16::bigint[], $17::smallint[], $18::int[], $19::int[])
+                 AS g (slot, given_seq, tenant, id, type, version, timestamp_ms, accepted_at_ms, data, digest, labels,
+                       idempotency_key, ordering_key, deliver_at_ms, expires_at_ms, due_at_ms, partition, first, count)
+             ), kept AS (
+               INSERT INTO events (slot, seq, tenant, id, type, version, timestamp_ms, accepted_at_ms, data, digest, labels,
+                                   idempotency_key, ordering_key, deliver_at_ms, expires_at_ms)
+               SELECT slot, seq, tenant, id, type, version, timestamp_ms, accepted_at_ms, data, digest, labels, idempotency_key,
+                      ordering_key, deliver_at_ms, expires_at_ms
+               FROM given
+             ), made AS (
+               INSERT INTO deliveries (id, tenant, partition, endpoint, event_slot, event_seq, event, type, is_priority, class,
+                                       ordering_key, timestamp_ms, status, due_at_ms, is_later, expires_at_ms, created_at_ms)
+               SELECT substr($20::bytea, place * 16 + 1, 16), g.tenant, g.partition, substr($21::bytea, place * 16 + 1, 16), g.slot,
+                      g.seq, g.id, g.type, get_byte($22::bytea, place) >= 4, (get_byte($22::bytea, place) & 3)::smallint,
+                      g.ordering_key, g.timestamp_ms, 'waiting', g.due_at_ms, g.deliver_at_ms IS NOT NULL, g.expires_at_ms,
+                      g.accepted_at_ms
+               FROM given g CROSS JOIN LATERAL generate_series(g.first, g.first + g.count - 1) AS place
+               RETURNING id, seq
+             ), named AS (
+               INSERT INTO commits (id, at)
+               SELECT $23::bytea, CASE WHEN (SELECT value FROM counters WHERE name = 'catalogue') = $26::bigint AND NOT EXISTS (
+                 SELECT 1 FROM unnest($24::text[], $25::bigint[]) AS planned (tenant, version)
+                 WHERE (SELECT t.version FROM tenants t WHERE t.id = planned.tenant AND t.deleted_at_ms IS NULL)
+                       IS DISTINCT FROM planned.version) THEN clock_timestamp() END
+             )
+             SELECT id, seq FROM made"
+        )
+    };
+}
+const PUBLISH: &str = publish!("");
+const PUBLISH_AT_ONCE: &str = publish!("/* commit */ ");
+
 const INSERT_DELIVERIES: &str =
     "INSERT INTO deliveries (seq, id, tenant, partition, endpoint, event_slot, event_seq, event, type, is_priority, class,
                              ordering_key, timestamp_ms, status, due_at_ms, is_later, expires_at_ms, replay_of, replay,
@@ -643,16 +740,11 @@ const INSERT_DELIVERIES: &str =
      SELECT * FROM unnest($1::bigint[], $2::bytea[], $3::text[], $4::smallint[], $5::bytea[], $6::int[], $7::bigint[],
                           $8::text[], $9::text[], $10::boolean[], $11::smallint[], $12::text[], $13::bigint[], $14::text[],
                           $15::bigint[], $16::boolean[], $17::bigint[], $18::bigint[], $19::bytea[], $20::bigint[])";
-/// Fails, and the transaction with it, where what it was planned by has moved on: a commit has to have a time.
-const INSERT_COMMIT_IF_STILL_SO: &str = "INSERT INTO commits (id, at)
-     SELECT $1::bytea, CASE WHEN (SELECT value FROM counters WHERE name = 'catalogue') = $4::bigint AND NOT EXISTS (
-       SELECT 1 FROM unnest($2::text[], $3::bigint[]) AS planned (tenant, version)
-       LEFT JOIN tenants t ON t.id = planned.tenant AND t.deleted_at_ms IS NULL
-       WHERE t.version IS DISTINCT FROM planned.version) THEN clock_timestamp() END";
-
+/// An id lives as long as its event, whose day may be dropped late.
 const DELETE_EXPIRED_KEYS: &str =
     "DELETE FROM idempotency_keys k USING unnest($1::text[], $2::text[], $3::text[], $4::bigint[]) AS wanted (tenant, kind, key, now_ms)
-     WHERE k.tenant = wanted.tenant AND k.kind = wanted.kind AND k.key = wanted.key AND k.expires_at_ms <= wanted.now_ms";
+     WHERE k.tenant = wanted.tenant AND k.kind = wanted.kind AND k.key = wanted.key AND k.expires_at_ms <= wanted.now_ms
+       AND (k.kind <> 'id' OR NOT EXISTS (SELECT 1 FROM events e WHERE e.slot = k.event_slot AND e.seq = k.event_seq))";
 /// Waits for whoever is about to write the same key; when they have committed, it is theirs.
 const INSERT_KEYS: &str = "INSERT INTO idempotency_keys (tenant, kind, key, event_slot, event_seq, fingerprint, expires_at_ms)
      SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::int[], $5::bigint[], $6::bytea[], $7::bigint[])

@@ -8,6 +8,7 @@ use posthaste_core::text::{IdempotencyKey, OrderingKey, Version};
 use tokio_postgres::Row;
 
 use super::connection::{Connection, Problem};
+use super::lanes::Place;
 use super::slots::{day_of, slot};
 use super::{Database, lanes, row};
 use crate::columns::{StateColumns, checked_data, corrupt, duration, labels, limit, outcome, state, unsigned};
@@ -86,9 +87,13 @@ impl Database {
     }
 
     pub(super) async fn event(&self, tenant: Option<TenantId>, id: EventId) -> Result<Option<EventRow>, Error> {
-        let (tenant, id) = (tenant.as_ref().map(TenantId::as_str), id.as_str());
+        let (tenant, id) = (tenant.as_ref().map(TenantId::as_str), &id);
         self.read(|connection| async move {
-            let Some(row) = connection.query_opt(SELECT_EVENT, &[&id, &tenant]).await? else { return Ok(None) };
+            let places = places_of_event(&connection, tenant, id).await?;
+            let found = lanes::events_at(&connection, places.into_iter()).await?;
+            // Whoever may see all tenants names one where the same id was chosen twice. Of an id that was used again the newest is
+            // meant.
+            let Some((_, row)) = found.into_iter().max_by_key(|(seq, _)| *seq) else { return Ok(None) };
             let mut found = event_row(&row)?;
             let digest: [u8; 32] = row::bytes(&row, "digest")?;
             let data = row::optional_text(&row, "data")?;
@@ -219,13 +224,12 @@ const SELECT_SPAN: &str = "SELECT seq, attempts, created_at_ms, last_attempt_at_
 /// One that is being kept aside is in both.
 const SELECT_ATTEMPTS: &str = "SELECT * FROM attempts WHERE delivery_seq = $1 AND slot BETWEEN $2 AND $3
      UNION ALL SELECT * FROM attempts_kept WHERE delivery_seq = $1";
-/// Whoever may see all tenants names one where the same id was chosen twice. What was kept aside is looked at too, and of an
-/// id that was used again the newest is meant.
-const SELECT_EVENT: &str = "SELECT * FROM (SELECT * FROM events WHERE id = $1 AND ($2::text IS NULL OR tenant = $2)
-                    UNION ALL SELECT * FROM events_kept WHERE id = $1 AND ($2::text IS NULL OR tenant = $2)) e
-     ORDER BY seq DESC LIMIT 1";
-const SELECT_EVENT_SEQS: &str = "SELECT seq FROM events WHERE id = $1 AND ($2::text IS NULL OR tenant = $2)
-     UNION SELECT seq FROM events_kept WHERE id = $1 AND ($2::text IS NULL OR tenant = $2)";
+/// Ids that were chosen are found where they are kept from being chosen again, and those of ours in the days around the time that
+/// they tell. The tenant is compared in a way that no index is taken for it: with an id, there is never a better one.
+const SELECT_PLACES: &str = "SELECT event_slot AS slot, event_seq AS seq FROM idempotency_keys
+       WHERE kind = 'id' AND key = $1 AND coalesce(tenant = $2::text, TRUE)
+     UNION SELECT slot, seq FROM events WHERE slot BETWEEN $3 AND $4 AND id = $1 AND coalesce(tenant = $2::text, TRUE)
+     UNION SELECT slot, seq FROM events_kept WHERE id = $1 AND coalesce(tenant = $2::text, TRUE)";
 const COUNT_DELIVERIES: &str = "SELECT status, count(*) AS n FROM deliveries WHERE event_seq = $1 GROUP BY status";
 /// Payloads stay where they are.
 const SELECT_EVENTS_OF_TENANT: &str = "SELECT * FROM (
@@ -254,6 +258,18 @@ pub(super) async fn by_id(connection: &Connection, id: DeliveryId) -> Result<Opt
     Ok(row.as_ref().map(delivery).transpose()?)
 }
 
+/// Where an event may be, without a look at all the days that there are.
+pub(super) async fn places_of_event(connection: &Connection, tenant: Option<&str>, id: &EventId) -> Result<Vec<Place>, Problem> {
+    // A day before and after: the clock may have been set between the id and the event.
+    let (first, last) = match id.made_at().map(day_of) {
+        Some(day) => (slot(day.saturating_sub(1), 0), slot(day.saturating_add(1), 3)),
+        None => (1, 0),
+    };
+    let rows = connection.query(SELECT_PLACES, &[&id.as_str(), &tenant, &first, &last]).await?;
+    let place = |row| Ok(Place { slot: row::column(row, "slot")?, seq: row::column(row, "seq")? });
+    Ok(rows.iter().map(place).collect::<Result<_, Error>>()?)
+}
+
 /// An event has few deliveries: they are all looked at.
 async fn of_event(
     connection: &Connection,
@@ -262,8 +278,7 @@ async fn of_event(
     before: i64,
 ) -> Result<Page<DeliveryRow>, Problem> {
     let tenant = query.tenant.as_ref().map(TenantId::as_str);
-    let rows = connection.query(SELECT_EVENT_SEQS, &[&event.as_str(), &tenant]).await?;
-    let seqs = rows.iter().map(|row| row::column::<i64>(row, "seq")).collect::<Result<Vec<_>, _>>()?;
+    let seqs: Vec<i64> = places_of_event(connection, tenant, event).await?.into_iter().map(|place| place.seq).collect();
     let rows = connection.query(SELECT_OF_EVENT, &[&seqs, &before]).await?;
     let mut page = Paging::new(query.limit);
     page.take(&rows, delivery, |row| query.covers(row), |row| Cursor::from(row.seq))?;

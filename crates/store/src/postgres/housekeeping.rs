@@ -13,10 +13,11 @@ use parking_lot::Mutex;
 use posthaste_core::id::{DeliveryId, EndpointId, EventId, TenantId};
 use posthaste_core::time::Timestamp;
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 
 use super::connection::{Connection, Problem};
-use super::slots::{Slot, Table, class_durations, day_of, end_of, next_day, slot};
-use super::{Database, commands, configuration, row};
+use super::slots::{Slot, Table, class_durations, day_of, end_of, kept_ms, next_day, slot};
+use super::{Database, commands, configuration, history, row};
 use crate::columns::{limit, millis, unsigned};
 use crate::housekeeping::MINUTES_FACTOR;
 use crate::{Audit, Error, Housekeeping, MINUTES_KEPT, Overdue, OverdueReason, SweptAway, secrets};
@@ -65,15 +66,22 @@ impl Database {
             return Ok(swept);
         };
         swept.deliveries = deliveries;
+        match self.sweep_on(limits, from, to, &mut swept).await {
+            // What is gone is gone, and the next step goes on from there.
+            Err(error) if !swept.is_nothing() => tracing::warn!(%error, "a step of housekeeping has ended early"),
+            ended => ended?,
+        }
+        Ok(swept)
+    }
+
+    async fn sweep_on(&self, limits: &Housekeeping, from: &str, to: &str, swept: &mut SweptAway) -> Result<(), Error> {
         let events = self.keep_house(|connection| async move { sweep_events(self, &connection, limits, from, to).await }).await?;
         swept.events = events.unwrap_or(0);
         let rest = self.keep_house(|connection| async move { sweep_the_rest(self, &connection, limits).await }).await?;
-        let rest = rest.unwrap_or_default();
-        swept = SweptAway { deliveries, events: swept.events, ..rest };
+        *swept = SweptAway { deliveries: swept.deliveries, events: swept.events, ..rest.unwrap_or_default() };
         swept.events += self.drop_a_day(Table::Events).await?;
         self.drop_a_day(Table::Attempts).await?;
-        self.make_tomorrow().await?;
-        Ok(swept)
+        self.make_tomorrow().await
     }
 
     pub(super) async fn overdue(&self, rows_max: usize) -> Result<Vec<Overdue>, Error> {
@@ -81,11 +89,16 @@ impl Database {
     }
 
     pub(super) async fn erase(&self, tenant: Option<TenantId>, event: EventId, audit: Audit) -> Result<bool, Error> {
-        let (tenant, event, audit) = (tenant.as_ref().map(TenantId::as_str), event.as_str(), &audit);
+        let (tenant, event, audit) = (tenant.as_ref().map(TenantId::as_str), &event, &audit);
         self.transact(|connection| async move {
             let now = self.clock_now();
-            let of_days = connection.execute(ERASE, &[&event, &tenant, &now.as_millis()]).await?;
-            let kept = connection.execute(ERASE_KEPT, &[&event, &tenant, &now.as_millis()]).await?;
+            let (slots, seqs): (Vec<Slot>, Vec<i64>) = history::places_of_event(&connection, tenant, event)
+                .await?
+                .into_iter()
+                .map(|place| (place.slot, place.seq))
+                .unzip();
+            let of_days = connection.execute(ERASE, &[&slots, &seqs, &event.as_str(), &now.as_millis()]).await?;
+            let kept = connection.execute(ERASE_KEPT, &[&seqs, &event.as_str(), &now.as_millis()]).await?;
             let has_erased = of_days + kept > 0;
             if has_erased {
                 configuration::write_audit(&connection, audit, now).await?;
@@ -200,16 +213,19 @@ const SELECT_LAST_TENANT: &str = "SELECT id FROM tenants WHERE id > $1 ORDER BY 
 const SELECT_DAYS: &str = "SELECT c.relname::text AS name FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
                            WHERE i.inhparent = to_regclass($1::text)";
 const SELECT_LAST_DELIVERY: &str = "SELECT coalesce(max(seq), 0) AS seq FROM deliveries";
-const ERASE: &str = "UPDATE events SET data = NULL, erased_at_ms = $3
-                     WHERE id = $1 AND ($2::text IS NULL OR tenant = $2) AND data IS NOT NULL";
+const ERASE: &str = "UPDATE events SET data = NULL, erased_at_ms = $4
+                     WHERE slot = ANY($1) AND seq = ANY($2) AND id = $3 AND data IS NOT NULL";
 const ERASE_KEPT: &str = "UPDATE events_kept SET data = NULL, erased_at_ms = $3
-                          WHERE id = $1 AND ($2::text IS NULL OR tenant = $2) AND data IS NOT NULL";
+                          WHERE seq = ANY($1) AND id = $2 AND data IS NOT NULL";
 
 /// Copies some of what is needed, and answers how far it has come.
 async fn copy_aside(connection: &Connection, table: Table, slot: Slot, copying: Copying) -> Result<Copying, Problem> {
     let row = match table {
-        Table::Events => connection.query_one(COPY_EVENTS, &[&slot, &copying.seq, &COPIED_ROWS]).await?,
-        Table::Attempts => connection.query_one(COPY_ATTEMPTS, &[&slot, &copying.seq, &copying.number, &COPIED_ROWS]).await?,
+        Table::Events => connection.query_one(COPY_EVENTS, &[&slot, &copying.seq, &COPIED_ROWS, &kept_ms(slot)]).await?,
+        Table::Attempts => {
+            let parameters: [&(dyn ToSql + Sync); 5] = [&slot, &copying.seq, &copying.number, &COPIED_ROWS, &kept_ms(slot)];
+            connection.query_one(COPY_ATTEMPTS, &parameters).await?
+        }
     };
     let is_done = row::column::<i64>(&row, "looked_at")? < COPIED_ROWS;
     let seq = row::column::<Option<i64>>(&row, "seq")?.unwrap_or(copying.seq);
@@ -242,13 +258,15 @@ async fn drop_day(connection: &Connection, table: Table, slot: Slot, copying: Co
     Ok(unsigned(dropped))
 }
 
-/// Its id, if somebody chose it, is remembered for as long as it is kept.
+/// What is needed: by a delivery that waits or is an open dead letter; or because its tenant's retention has been raised since
+/// it was put here. An id that somebody chose is remembered for as long as it is kept.
 const COPY_EVENTS: &str = "WITH looked_at AS (
        SELECT seq FROM events WHERE slot = $1 AND seq > $2 ORDER BY seq LIMIT $3
      ), kept AS (
        INSERT INTO events_kept SELECT e.* FROM looked_at l JOIN events e ON e.slot = $1 AND e.seq = l.seq
        WHERE EXISTS (SELECT 1 FROM deliveries d WHERE d.event_seq = l.seq
                        AND (d.status = 'waiting' OR (d.status = 'dead' AND d.replayed_as IS NULL)))
+          OR EXISTS (SELECT 1 FROM tenants t WHERE t.id = e.tenant AND t.deleted_at_ms IS NULL AND t.retention_ms > $4)
        ON CONFLICT (seq) DO NOTHING RETURNING tenant, id, seq
      ), keys AS (
        UPDATE idempotency_keys k SET expires_at_ms = NULL FROM kept
@@ -261,8 +279,9 @@ const COPY_ATTEMPTS: &str = "WITH looked_at AS (
      ), kept AS (
        INSERT INTO attempts_kept SELECT a.* FROM looked_at l
        JOIN attempts a ON a.slot = $1 AND a.delivery_seq = l.delivery_seq AND a.number = l.number
-       WHERE EXISTS (SELECT 1 FROM deliveries d WHERE d.seq = l.delivery_seq
-                       AND (d.status = 'waiting' OR (d.status = 'dead' AND d.replayed_as IS NULL)))
+       WHERE EXISTS (SELECT 1 FROM deliveries d LEFT JOIN tenants t ON t.id = d.tenant AND t.deleted_at_ms IS NULL
+                     WHERE d.seq = l.delivery_seq AND (d.status = 'waiting' OR (d.status = 'dead' AND d.replayed_as IS NULL)
+                       OR t.retention_ms > $5))
        ON CONFLICT (delivery_seq, number) DO NOTHING
      )
      SELECT count(*) AS looked_at, max(delivery_seq) AS seq,
@@ -367,9 +386,12 @@ async fn sweep_events(
 ) -> Result<u64, Problem> {
     let now = database.clock_now().as_millis();
     let classes = class_durations().to_vec();
+    // What was kept aside for a retention that was raised, and that no delivery needs.
+    let kept = connection.query_one(DELETE_OLD_KEPT_EVENTS, &[&now, &from, &to, &limit(limits.rows_max)]).await?;
+    let kept = unsigned(row::column(&kept, "n")?);
     let old = connection.query(SELECT_OLD_EVENTS, &[&now, &from, &to, &classes, &limit(limits.rows_max)]).await?;
     if old.is_empty() {
-        return Ok(0);
+        return Ok(kept);
     }
     let (mut slots, mut seqs, mut tenants, mut ids) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for row in &old {
@@ -380,7 +402,7 @@ async fn sweep_events(
     }
     connection.execute(DELETE_OLD_IDS, &[&tenants, &ids, &seqs]).await?;
     connection.execute(DELETE_OLD_EVENTS, &[&slots, &seqs]).await?;
-    Ok(old.len() as u64)
+    Ok(kept + old.len() as u64)
 }
 
 const SELECT_OLD_EVENTS: &str = "SELECT e.slot, e.seq, t.id AS tenant, e.id FROM tenants t
@@ -389,6 +411,20 @@ const SELECT_OLD_EVENTS: &str = "SELECT e.slot, e.seq, t.id AS tenant, e.id FROM
        AND e.accepted_at_ms <= $1 - CASE WHEN t.deleted_at_ms IS NULL THEN t.retention_ms ELSE 0 END
        AND NOT EXISTS (SELECT 1 FROM deliveries d WHERE d.event_seq = e.seq)
      LIMIT $5";
+const DELETE_OLD_KEPT_EVENTS: &str = "WITH old AS (
+       SELECT k.seq FROM tenants t CROSS JOIN LATERAL (
+         SELECT seq FROM events_kept WHERE tenant = t.id
+           AND accepted_at_ms <= $1 - CASE WHEN t.deleted_at_ms IS NULL THEN t.retention_ms ELSE 0 END
+           AND NOT EXISTS (SELECT 1 FROM deliveries d WHERE d.event_seq = events_kept.seq)
+         ORDER BY seq LIMIT $4) k
+       WHERE t.id > $2 AND t.id <= $3 LIMIT $4
+     ), gone AS (
+       DELETE FROM events_kept WHERE seq IN (SELECT seq FROM old) RETURNING tenant, id, seq
+     ), ids AS (
+       DELETE FROM idempotency_keys i USING gone
+       WHERE i.tenant = gone.tenant AND i.kind = 'id' AND i.key = gone.id AND i.event_seq = gone.seq
+     )
+     SELECT count(*) AS n FROM gone";
 const DELETE_OLD_IDS: &str =
     "DELETE FROM idempotency_keys k USING unnest($1::text[], $2::text[], $3::bigint[]) AS old (tenant, id, seq)
      WHERE k.tenant = old.tenant AND k.kind = 'id' AND k.key = old.id AND k.event_seq = old.seq";
@@ -409,8 +445,11 @@ async fn sweep_the_rest(database: &Database, connection: &Connection, limits: &H
     Ok(SweptAway { idempotency_keys, audit, minutes, resealed, ..SweptAway::default() })
 }
 
+/// An id lives as long as its event, whose day is dropped after this, or late; and if it is kept aside then, so is its id.
 const DELETE_EXPIRED_KEYS: &str = "DELETE FROM idempotency_keys WHERE (tenant, kind, key) IN (
-       SELECT tenant, kind, key FROM idempotency_keys WHERE expires_at_ms <= $1 ORDER BY expires_at_ms LIMIT $2)";
+       SELECT k.tenant, k.kind, k.key FROM idempotency_keys k WHERE k.expires_at_ms <= $1
+         AND (k.kind <> 'id' OR NOT EXISTS (SELECT 1 FROM events e WHERE e.slot = k.event_slot AND e.seq = k.event_seq))
+       ORDER BY k.expires_at_ms LIMIT $2)";
 const DELETE_AUDIT: &str = "DELETE FROM audit WHERE seq IN (
                               SELECT seq FROM (SELECT seq, at_ms FROM audit ORDER BY seq LIMIT $2) oldest WHERE at_ms <= $1)";
 /// Whoever is still in doubt about one after an hour has given up long since.

@@ -330,23 +330,37 @@ impl Database {
         let connection = self.connection(Use::Committing).await?;
         let id = rand::random::<CommitId>();
         let slow = || Problem::Store(Error::unavailable("the database does not answer"));
-        let prepare = async {
-            let lock = connection.prepare(if are_late { LOCK_HANDED_OVER } else { LOCK_PARTITIONS }).await?;
-            Ok::<_, Problem>((lock, connection.prepare(RECORD).await?, connection.prepare(INSERT_COMMIT).await?))
-        };
-        let (lock, record, commit) = timeout(RECORDING_MAX, prepare).await.map_err(|_| slow())??;
         let disables = |place: &usize| records[*place].disables_endpoint && !are_late;
         let has_audit = |place: &usize| audit_of(records[*place]).is_some();
         let has_more_to_do = are_late || places.iter().any(|place| disables(place) || has_audit(place));
-        let mut flight = Flight::new(&connection);
-        flight.begin();
-        flight.query(lock, lock_parameters(records, places, are_late));
         // Two of the same delivery are written one after the other.
-        let rounds: Vec<usize> = rounds(records, places)
-            .into_iter()
-            .map(|round| flight.query(record.clone(), record_parameters(records, &round, are_late)))
-            .collect();
-        if !has_more_to_do {
+        let rounds = rounds(records, places);
+        let is_one_statement = rounds.len() == 1 && !has_more_to_do;
+        let prepare = async {
+            let record = match (are_late, is_one_statement) {
+                (true, _) => RECORD_LATE,
+                (false, true) => RECORD_AT_ONCE,
+                (false, false) => RECORD,
+            };
+            let lock = if are_late { Some(connection.prepare(LOCK_HANDED_OVER).await?) } else { None };
+            Ok::<_, Problem>((lock, connection.prepare(record).await?, connection.prepare(INSERT_COMMIT).await?))
+        };
+        let (lock, record, commit) = timeout(RECORDING_MAX, prepare).await.map_err(|_| slow())??;
+        let mut flight = Flight::new(&connection);
+        let rounds: Vec<usize> = if is_one_statement {
+            let mut parameters = record_parameters(records, &rounds[0], are_late);
+            parameters.push(Box::new(id.to_vec()));
+            vec![flight.query_that_commits(record, parameters)]
+        } else {
+            flight.begin();
+            if let Some(lock) = lock {
+                let seqs = places.iter().filter_map(|place| seq_of(records[*place])).collect::<Vec<_>>();
+                flight.query(lock, row::parameters![seqs]);
+            }
+            let query = |round: &Vec<usize>| flight.query(record.clone(), record_parameters(records, round, are_late));
+            rounds.iter().map(query).collect()
+        };
+        if !is_one_statement && !has_more_to_do {
             flight.query(commit.clone(), row::parameters![id.to_vec()]);
             flight.commit();
         }
@@ -365,9 +379,13 @@ impl Database {
         };
         let mut recorded = BTreeMap::new();
         for row in rounds.iter().flat_map(|round| &landed[*round]) {
-            let answer = if row::column(row, "is_done")? { RecordedAs::Done } else { RecordedAs::MovedOn };
             let place = usize::try_from(row::column::<i32>(row, "place")?).map_err(crate::columns::corrupt("place"))?;
-            recorded.insert(place, answer);
+            // One that was done is named twice.
+            if row::column(row, "is_done")? {
+                recorded.insert(place, RecordedAs::Done);
+            } else {
+                recorded.entry(place).or_insert(RecordedAs::MovedOn);
+            }
         }
         if has_more_to_do {
             let is_done = |place: &&usize| recorded.get(*place) == Some(&RecordedAs::Done);
@@ -484,14 +502,6 @@ fn rounds(records: &[&Record], places: &[usize]) -> Vec<Vec<usize>> {
     rounds
 }
 
-fn lock_parameters<'a>(records: &[&Record], places: &[usize], are_late: bool) -> Parameters<'a> {
-    if are_late {
-        return row::parameters![places.iter().filter_map(|place| seq_of(records[*place])).collect::<Vec<_>>()];
-    }
-    let partitions: BTreeSet<i16> = places.iter().map(|place| partition_of_record(records[*place])).collect();
-    row::parameters![partitions.into_iter().collect::<Vec<_>>()]
-}
-
 fn record_parameters<'a>(records: &[&'a Record], round: &[usize], are_late: bool) -> Parameters<'a> {
     let all: Vec<&'a Record> = round.iter().map(|place| records[*place]).collect();
     let attempts: Vec<Option<&'a AttemptRecord>> = all.iter().map(|record| attempt_of(record)).collect();
@@ -510,7 +520,7 @@ fn record_parameters<'a>(records: &[&'a Record], round: &[usize], are_late: bool
     let of_states = |column: fn(&StateColumns) -> Option<&'static str>| {
         states.iter().map(|state| state.as_ref().and_then(column)).collect::<Vec<Option<&'static str>>>()
     };
-    row::parameters![
+    let mut parameters: Parameters<'a> = row::parameters![
         round.iter().map(|place| i32::try_from(*place).unwrap_or(i32::MAX)).collect::<Vec<_>>(),
         all.iter().map(|record| partition_of_record(record)).collect::<Vec<_>>(),
         all.iter().map(|record| signed(record.epoch)).collect::<Vec<_>>(),
@@ -537,59 +547,96 @@ fn record_parameters<'a>(records: &[&'a Record], round: &[usize], are_late: bool
         attempts.iter().map(|attempt| attempt.map(|attempt| day_of(attempt.attempted_at))).collect::<Vec<_>>(),
         // A leaver has no say in the lane any more.
         all.iter().map(|record| lane(record).filter(|_| !are_late).map(|lane| storable(&lane).into_owned())).collect::<Vec<_>>(),
-        are_late,
-    ]
+    ];
+    if !are_late {
+        let partitions: BTreeSet<i16> = all.iter().map(|record| partition_of_record(record)).collect();
+        parameters.push(Box::new(partitions.into_iter().collect::<Vec<_>>()));
+    }
+    parameters
 }
 
 fn number(attempt: u32) -> i32 {
     i32::try_from(attempt).unwrap_or(i32::MAX)
 }
 
-/// An epoch that was read without this lock would be no fence: the partition could change hands before the commit.
-const LOCK_PARTITIONS: &str = "SELECT id FROM partitions WHERE id = ANY($1::smallint[]) ORDER BY id FOR SHARE";
 const LOCK_HANDED_OVER: &str =
     "SELECT delivery_seq FROM handed_over WHERE delivery_seq = ANY($1::bigint[]) ORDER BY delivery_seq FOR UPDATE";
 const DELETE_HANDED_OVER: &str = "DELETE FROM handed_over WHERE delivery_seq = ANY($1)";
 
-/// Answers a row for each that may be recorded, and whether it was: deliveries move on, their attempts are kept, and the lane
-/// is written, together. A partition that nobody owns has been given up by whoever writes under its epoch. Under an old epoch
-/// a leaver may record exactly what it said it would.
-const RECORD: &str = "WITH given AS (
-       SELECT * FROM unnest($1::int[], $2::smallint[], $3::bigint[], $4::bytea[], $5::bigint[], $6::text[], $7::bigint[],
-                            $8::bigint[], $9::text[], $10::text[], $11::int[], $12::bytea[], $13::text[], $14::int[],
-                            $15::bigint[], $16::bigint[], $17::bigint[], $18::bigint[], $19::bigint[], $20::bigint[],
-                            $21::text[], $22::text[], $23::bigint[], $24::int[], $25::text[])
-         AS g (place, partition, epoch, endpoint, seq, status, due_at_ms, ended_at_ms, dead_reason, cancel_reason, number, id,
-               outcome, status_code, response_time_ms, dns_ms, connect_ms, tls_ms, first_byte_ms, timeout_ms, preview, error,
-               attempted_at_ms, day, document)
-     ), allowed AS (
-       SELECT g.* FROM given g WHERE CASE WHEN $26::boolean
-         THEN EXISTS (SELECT 1 FROM handed_over h WHERE h.delivery_seq = g.seq AND h.epoch = g.epoch
-                        AND h.until_ms > (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
-         ELSE EXISTS (SELECT 1 FROM partitions p WHERE p.id = g.partition AND p.epoch = g.epoch AND p.owner IS NOT NULL) END
-     ), moved AS (
-       UPDATE deliveries d SET status = a.status, due_at_ms = a.due_at_ms, ended_at_ms = a.ended_at_ms,
-              dead_reason = a.dead_reason, cancel_reason = a.cancel_reason, attempts = coalesce(a.number, d.attempts),
-              is_later = d.is_later OR (a.number IS NOT NULL AND a.status = 'waiting'),
-              last_attempt_at_ms = CASE WHEN a.number IS NULL THEN d.last_attempt_at_ms ELSE a.attempted_at_ms END,
-              last_status_code = CASE WHEN a.number IS NULL THEN d.last_status_code ELSE a.status_code END,
-              last_error = CASE WHEN a.number IS NULL THEN d.last_error ELSE a.error END
-       FROM allowed a WHERE d.seq = a.seq AND d.status = 'waiting' AND (a.number IS NULL OR d.attempts = a.number - 1)
-       RETURNING a.place, d.event_slot
-     ), tried AS (
-       INSERT INTO attempts (slot, delivery_seq, number, id, outcome, status_code, response_time_ms, dns_ms, connect_ms, tls_ms,
-                             first_byte_ms, timeout_ms, preview, error, attempted_at_ms)
-       SELECT a.day * 4 + (m.event_slot & 3), a.seq, a.number, a.id, a.outcome, a.status_code, a.response_time_ms, a.dns_ms,
-              a.connect_ms, a.tls_ms, a.first_byte_ms, a.timeout_ms, a.preview, a.error, a.attempted_at_ms
-       FROM moved m JOIN allowed a ON a.place = m.place WHERE a.number IS NOT NULL
-     ), known AS (
-       INSERT INTO lanes (endpoint, document)
-       SELECT DISTINCT ON (a.endpoint) a.endpoint, a.document FROM allowed a
-       WHERE a.document IS NOT NULL AND (a.seq IS NULL OR EXISTS (SELECT 1 FROM moved m WHERE m.place = a.place))
-       ORDER BY a.endpoint, a.place DESC
-       ON CONFLICT (endpoint) DO UPDATE SET document = excluded.document
-     )
-     SELECT a.place, a.seq IS NULL OR m.place IS NOT NULL AS is_done FROM allowed a LEFT JOIN moved m ON m.place = a.place";
+/// Answers a row for each that may be recorded, and another for each that was: deliveries move on, their attempts are kept, and
+/// the lane is written, together.
+macro_rules! record {
+    ($comment:literal, $allowed:literal, $commit:literal) => {
+        concat!(
+            $comment,
+            "WITH given AS (
+               SELECT * FROM unnest($1::int[], $2::smallint[], $3::bigint[], $4::bytea[], $5::bigint[], $6::text[], $7::bigint[],
+                                    $8::bigint[], $9::text[], $10::text[], $11::int[], $12::bytea[], $13::text[], $14::int[],
+                                    $15::bigint[], $16::bigint[], $17::bigint[], $18::bigint[], $19::bigint[], $20::bigint[],
+                                    $21::text[], $22::text[], $23::bigint[], $24::int[], $25::text[])
+                 AS g (place, partition, epoch, endpoint, seq, status, due_at_ms, ended_at_ms, dead_reason, cancel_reason, number,
+                       id, outcome, status_code, response_time_ms, dns_ms, connect_ms, tls_ms, first_byte_ms, timeout_ms, preview,
+                       error, attempted_at_ms, day, document)
+             ), ",
+            $allowed,
+            ", moved AS (
+               UPDATE deliveries d SET status = a.status, due_at_ms = a.due_at_ms, ended_at_ms = a.ended_at_ms,
+                      dead_reason = a.dead_reason, cancel_reason = a.cancel_reason, attempts = coalesce(a.number, d.attempts),
+                      is_later = d.is_later OR (a.number IS NOT NULL AND a.status = 'waiting'),
+                      last_attempt_at_ms = CASE WHEN a.number IS NULL THEN d.last_attempt_at_ms ELSE a.attempted_at_ms END,
+                      last_status_code = CASE WHEN a.number IS NULL THEN d.last_status_code ELSE a.status_code END,
+                      last_error = CASE WHEN a.number IS NULL THEN d.last_error ELSE a.error END
+               FROM allowed a WHERE d.seq = a.seq AND d.status = 'waiting' AND (a.number IS NULL OR d.attempts = a.number - 1)
+               RETURNING a.place, a.day * 4 + (d.event_slot & 3) AS slot, a.seq, a.number, a.id, a.outcome, a.status_code,
+                         a.response_time_ms, a.dns_ms, a.connect_ms, a.tls_ms, a.first_byte_ms, a.timeout_ms, a.preview, a.error,
+                         a.attempted_at_ms
+             ), tried AS (
+               INSERT INTO attempts (slot, delivery_seq, number, id, outcome, status_code, response_time_ms, dns_ms, connect_ms,
+                                     tls_ms, first_byte_ms, timeout_ms, preview, error, attempted_at_ms)
+               SELECT slot, seq, number, id, outcome, status_code, response_time_ms, dns_ms, connect_ms, tls_ms, first_byte_ms,
+                      timeout_ms, preview, error, attempted_at_ms
+               FROM moved WHERE number IS NOT NULL
+             ), known AS (
+               INSERT INTO lanes (endpoint, document)
+               SELECT DISTINCT ON (a.endpoint) a.endpoint, a.document FROM allowed a
+               WHERE a.document IS NOT NULL AND (a.seq IS NULL OR a.place IN (SELECT place FROM moved))
+               ORDER BY a.endpoint, a.place DESC
+               ON CONFLICT (endpoint) DO UPDATE SET document = excluded.document
+             )",
+            $commit,
+            " SELECT place, TRUE AS is_done FROM moved UNION ALL SELECT place, seq IS NULL FROM allowed"
+        )
+    };
+}
+
+/// An epoch that was read without a lock would be no fence: the partition could change hands before the commit. What a lock was
+/// waited for is read as it is then. A partition that nobody owns has been given up by whoever writes under its epoch.
+macro_rules! record_as_owner {
+    ($comment:literal, $commit:literal) => {
+        record!(
+            $comment,
+            "locked AS MATERIALIZED (
+               SELECT id, epoch FROM partitions WHERE id = ANY($26::smallint[]) AND owner IS NOT NULL ORDER BY id FOR SHARE
+             ), allowed AS MATERIALIZED (
+               SELECT g.* FROM given g WHERE (g.partition, g.epoch) IN (SELECT id, epoch FROM locked)
+             )",
+            $commit
+        )
+    };
+}
+const RECORD: &str = record_as_owner!("", "");
+const RECORD_AT_ONCE: &str =
+    record_as_owner!("/* commit */ ", ", named AS (INSERT INTO commits (id, at) VALUES ($27::bytea, clock_timestamp()))");
+/// Under an old epoch a leaver may record exactly what it said it would.
+const RECORD_LATE: &str = record!(
+    "",
+    "allowed AS MATERIALIZED (
+       SELECT g.* FROM given g WHERE EXISTS (
+         SELECT 1 FROM handed_over h WHERE h.delivery_seq = g.seq AND h.epoch = g.epoch
+           AND h.until_ms > (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
+     )",
+    ""
+);
 const SELECT_CLASSES: &str = "SELECT DISTINCT event_slot & 3 AS class FROM deliveries WHERE seq = ANY($1)";
 const SELECT_ATTEMPT_IDS: &str = "SELECT id FROM attempts WHERE delivery_seq = ANY($1)";
 const SELECT_STATES: &str = "SELECT seq, status, due_at_ms, ended_at_ms FROM deliveries WHERE seq = ANY($1)";

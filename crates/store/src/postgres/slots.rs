@@ -71,10 +71,15 @@ pub(super) fn class_durations() -> [i64; 4] {
     CLASSES.map(|days| i64::from(days) * DAY_MS)
 }
 
+/// How long what is in a slot was to be kept when it was put there.
+pub(super) fn kept_ms(slot: Slot) -> i64 {
+    let class = usize::try_from(slot.rem_euclid(4)).unwrap_or(0);
+    i64::from(CLASSES[class]) * DAY_MS
+}
+
 /// When the last of a slot is old enough to be forgotten.
 pub(super) fn end_of(slot: Slot) -> Timestamp {
-    let class = usize::try_from(slot.rem_euclid(4)).unwrap_or(0);
-    Timestamp::from_millis((i64::from(slot.div_euclid(4)) + i64::from(CLASSES[class]) + 1) * DAY_MS)
+    Timestamp::from_millis((i64::from(slot.div_euclid(4)) + 1) * DAY_MS + kept_ms(slot))
 }
 
 pub(super) fn next_day(at: Timestamp) -> Timestamp {

@@ -73,7 +73,9 @@ pub(super) fn open(data_dir: &Path, options: &Options) -> Result<Opened, Error> 
     };
     let mut connection = connect(&path).map_err(check)?;
     if !is_empty {
-        check_file(&connection, &path, data_dir)?;
+        // A first start that was killed leaves a file without tables, and nobody was ever told anything of it.
+        let may_have_no_tables = !was_initialised && !had_stopped_uncleanly;
+        check_file(&connection, &path, data_dir, may_have_no_tables)?;
     }
     migrations::run(&mut connection).map_err(check)?;
     let found = commit_number(&connection).map_err(check)?;
@@ -112,11 +114,11 @@ fn marked(marker_path: &Path) -> i64 {
     noted.get(..8).and_then(|bytes| bytes.try_into().ok()).map_or(0, i64::from_le_bytes)
 }
 
-fn check_file(connection: &Connection, path: &Path, data_dir: &Path) -> Result<(), Error> {
+fn check_file(connection: &Connection, path: &Path, data_dir: &Path, may_have_no_tables: bool) -> Result<(), Error> {
     let is_readable = connection.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get::<_, i64>(0));
     match is_readable {
         Err(error) => return Err(damaged(data_dir, &error.to_string())),
-        Ok(0) => return Err(damaged(data_dir, "it has no tables")),
+        Ok(0) if !may_have_no_tables => return Err(damaged(data_dir, "it has no tables")),
         Ok(_) => {}
     }
     if std::fs::metadata(path).map_or(0, |metadata| metadata.len()) <= CHECKED_BYTES_MAX {

@@ -4,10 +4,11 @@ use std::fmt::Write;
 
 use posthaste_core::delivery::{DeadReason, State};
 use posthaste_core::event::{Event, Timing};
+use posthaste_core::id::EventId;
 use posthaste_core::tenant::{Retention, Tenant};
 use posthaste_store::*;
 
-use crate::world::{World, idempotency_key, later, tenant};
+use crate::world::{World, idempotency_key, later, new_event, tenant};
 
 crate::conform! {
     i8_only_what_has_ended_long_ago_is_forgotten
@@ -17,6 +18,7 @@ crate::conform! {
     keys_and_audit_entries_end
     an_erased_payload_is_gone_and_its_history_stays
     a_deleted_tenant_goes_by_and_by
+    a_raised_retention_is_kept_for_what_was_there_before
 }
 
 /// Everything becomes older by so many days. Bodies in tables of their own day move with it.
@@ -38,7 +40,8 @@ fn days_pass(world: &World, days: i64) {
                  EXECUTE format('CREATE TABLE IF NOT EXISTS %s_s%s PARTITION OF %s FOR VALUES IN (%s)', old.t, old.slot - 4 * {days}, old.t, old.slot - 4 * {days});
                END LOOP; END $$;
              UPDATE events SET slot = slot - 4 * {days}; UPDATE attempts SET slot = slot - 4 * {days};
-             UPDATE deliveries SET event_slot = event_slot - 4 * {days};"
+             UPDATE deliveries SET event_slot = event_slot - 4 * {days};
+             UPDATE idempotency_keys SET event_slot = event_slot - 4 * {days};"
         )
         .unwrap();
     }
@@ -192,4 +195,45 @@ async fn a_deleted_tenant_goes_by_and_by(world: World) {
     assert_eq!(sweep_all(&world).await.deliveries, 1);
     assert_eq!(world.store.delivery(mine.id).await.unwrap(), None);
     assert!(world.store.delivery(theirs.id).await.unwrap().is_some());
+}
+
+async fn a_raised_retention_is_kept_for_what_was_there_before(world: World) {
+    keep_for(&world, "acme", 7).await;
+    let nobodys = chosen(world.event("acme", "order.paid"), "nobodys");
+    assert_eq!(world.publish_all(vec![nobodys]).await, [Published::Made { deliveries: 0 }]);
+    world.endpoint("acme").await;
+    let named = chosen(world.event("acme", "order.paid"), "named");
+    assert_eq!(world.publish_all(vec![named]).await, [Published::Made { deliveries: 1 }]);
+    let ids = ["nobodys", "named"].map(|id| EventId::parse(id).unwrap());
+    let row = world.deliveries_of(&ids[1]).await.remove(0);
+    world.deliver(&row).await;
+    days_pass(&world, 5);
+    keep_for(&world, "acme", 30).await;
+    days_pass(&world, 15);
+    assert_eq!(sweep_all(&world).await, SweptAway::default(), "twenty days are less than thirty");
+    let found = async |id: &EventId| world.store.event(Some(tenant("acme")), id.clone()).await.unwrap();
+    for id in &ids {
+        assert!(found(id).await.unwrap().data.is_some(), "{id} is there, with its payload");
+    }
+    assert_eq!(world.store.attempts(row.id).await.unwrap().len(), 1, "with its attempts");
+    assert_eq!(world.store.repeat(row.id, world.audit("retry")).await.unwrap().unwrap().event, row.event, "and can be sent again");
+    // What was kept is forgotten when its time comes.
+    let again = world.deliveries_of(&ids[1]).await.remove(0);
+    world.deliver(&again).await;
+    days_pass(&world, 40);
+    world.tamper(if world.is_postgres() {
+        "UPDATE events_kept SET accepted_at_ms = accepted_at_ms - 3456000000"
+    } else {
+        "UPDATE tenants SET id = id"
+    });
+    let swept = sweep_all(&world).await;
+    assert_eq!(swept.deliveries, 2);
+    for id in &ids {
+        assert_eq!(found(id).await, None);
+    }
+}
+
+fn chosen(event: Event, id: &str) -> NewEvent {
+    let event = Event { id: EventId::parse(id).unwrap(), ..event };
+    NewEvent { is_id_chosen: true, ..new_event(event) }
 }

@@ -10,5 +10,8 @@ mod child;
 mod damage;
 mod faults;
 mod kills;
+mod log;
+mod migrations;
 mod postgres;
 mod power;
+mod verbs;

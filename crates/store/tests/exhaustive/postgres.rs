@@ -11,8 +11,8 @@ use posthaste_core::id::{AttemptId, EndpointId, EventId, TenantId};
 use posthaste_core::scheduler::{Class, Want};
 use posthaste_core::text::{IdempotencyKey, Labels, OrderingKey};
 use posthaste_store::{
-    AttemptRecord, Audit, Change, Claimed, Error, Keyring, MasterKey, NewEndpoint, NewEvent, NodeId, Options, Postgres, Published,
-    Record, Recorded, RecordedAs, Refusal, Store, Timings, partition_of,
+    AttemptRecord, Audit, Change, Claimed, DeliveryQuery, Error, Keyring, MasterKey, NewEndpoint, NewEvent, NodeId, Options,
+    Postgres, Published, Record, Recorded, RecordedAs, Refusal, Store, Timings, partition_of,
 };
 use posthaste_testpg::{Cut, Proxy, Server};
 
@@ -379,4 +379,107 @@ async fn i3_answers_are_true_whatever_is_cut() {
         count(&server, "SELECT count(*) FROM attempts"),
         count(&server, "SELECT count(*) FROM deliveries WHERE status = 'delivered'")
     );
+}
+
+/// Somebody who does by hand, and slowly, what a store does.
+async fn by_hand(server: &Server) -> tokio_postgres::Client {
+    let (client, connection) = tokio_postgres::connect(&server.url(), tokio_postgres::NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+async fn wait_until_somebody_waits_for_a_lock_on(server: &Server, table: &str) {
+    let waiting = format!("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = to_regclass('{table}')");
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while count(server, &waiting) == 0 {
+        assert!(Instant::now() < deadline, "nobody waits for {table}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_publish_that_waits_for_a_change_sees_it() {
+    let server = Server::start();
+    let store = Postgres::connect(&server.url(), options()).await.unwrap();
+    endpoint(&store, "acme").await;
+    assert_eq!(store.publish(vec![new(event(&store, "acme"))]).await.unwrap(), [Published::Made { deliveries: 1 }]);
+    for keyed in [false, true] {
+        server.psql("UPDATE endpoints SET status = 'active'; UPDATE tenants SET version = version + 1");
+        let change = by_hand(&server).await;
+        change.batch_execute("BEGIN; LOCK TABLE commits IN SHARE MODE").await.unwrap();
+        let publisher = {
+            let store = store.clone();
+            let mut event = event(&store, "acme");
+            event.idempotency_key = IdempotencyKey::parse("k").ok().filter(|_| keyed);
+            tokio::spawn(async move { store.publish(vec![new(event)]).await.unwrap() })
+        };
+        wait_until_somebody_waits_for_a_lock_on(&server, "commits").await;
+        change
+            .batch_execute("UPDATE endpoints SET status = 'disabled'; UPDATE tenants SET version = version + 1; COMMIT")
+            .await
+            .unwrap();
+        assert_eq!(publisher.await.unwrap(), [Published::Made { deliveries: 0 }], "keyed: {keyed}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_of_quiet_hours_waits_for_those_who_publish_and_no_other_change_does() {
+    let server = Server::start();
+    let store = Postgres::connect(&server.url(), options()).await.unwrap();
+    let id = endpoint(&store, "acme").await;
+    let stored = store.endpoint(id).await.unwrap().unwrap().endpoint;
+    let replaced =
+        |endpoint: Endpoint| Change::ReplaceEndpoint { endpoint: Box::new(endpoint), secrets: None, expected_version: None };
+    let publishing = by_hand(&server).await;
+    publishing.batch_execute("BEGIN; INSERT INTO commits (id, at) VALUES ('0123456789abcdef', now())").await.unwrap();
+    let moved = Endpoint { url: "https://example.org/".to_owned(), ..stored.clone() };
+    store.configure(replaced(moved), audit()).await.unwrap().unwrap();
+    let mut quiet = stored;
+    quiet.policies.delivery_schedule = posthaste_core::endpoint::Override::Lift;
+    let change = {
+        let store = store.clone();
+        let quiet = replaced(quiet);
+        tokio::spawn(async move { store.configure(quiet, audit()).await })
+    };
+    wait_until_somebody_waits_for_a_lock_on(&server, "commits").await;
+    assert!(!change.is_finished());
+    publishing.batch_execute("COMMIT").await.unwrap();
+    change.await.unwrap().unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_event_is_found_by_its_id_without_a_look_at_other_days() {
+    let server = Server::start();
+    let store = Postgres::connect(&server.url(), options()).await.unwrap();
+    endpoint(&store, "acme").await;
+    let today = event(&store, "acme");
+    let mut old = event(&store, "acme");
+    (old.id, old.accepted_at) = (EventId::parse("chosen-1").unwrap(), old.accepted_at - Duration::from_hours(24 * 20));
+    let old_day = NewEvent { is_id_chosen: true, ..new(old.clone()) };
+    for days in [5, 10] {
+        let of_day = event(&store, "acme");
+        let of_day = Event { accepted_at: of_day.accepted_at - Duration::from_hours(24 * days), ..of_day };
+        store.publish(vec![new(of_day)]).await.unwrap();
+    }
+    store.publish(vec![new(today.clone()), old_day]).await.unwrap();
+    let tables = server.psql("SELECT relname FROM pg_class WHERE relname ~ '^events_s[0-9]+$' AND relkind = 'r' ORDER BY relname");
+    let tables: Vec<&str> = tables.lines().collect();
+    assert_eq!(tables.len(), 4);
+    let query = |id: &EventId| DeliveryQuery { event: Some(id.clone()), limit: 10, ..DeliveryQuery::default() };
+    // Nobody can even look at a table that is locked like this. A session that is new has no plan for all ids, which it would make
+    // once to compare, and which would look at all tables.
+    for (id, allowed) in [(&today.id, tables[3]), (&old.id, tables[0])] {
+        let store = Postgres::connect(&server.url(), options()).await.unwrap();
+        let locker = by_hand(&server).await;
+        let others: Vec<&str> = tables.iter().copied().filter(|table| *table != allowed).collect();
+        locker.batch_execute(&format!("BEGIN; LOCK TABLE {} IN ACCESS EXCLUSIVE MODE", others.join(", "))).await.unwrap();
+        for tenant_named in [true, false] {
+            let of = Some(tenant("acme")).filter(|_| tenant_named);
+            assert_eq!(&store.event(of, id.clone()).await.unwrap().unwrap().id, id);
+            assert_eq!(store.deliveries(query(id)).await.unwrap().rows.len(), 1);
+        }
+        assert!(store.erase(None, id.clone(), audit()).await.unwrap());
+        locker.batch_execute("ROLLBACK").await.unwrap();
+    }
+    assert_eq!(store.event(None, EventId::parse("nowhere").unwrap()).await.unwrap(), None);
 }

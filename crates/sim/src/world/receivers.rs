@@ -1,0 +1,159 @@
+//! Turns, requests and answers: what comes of a decision to send.
+
+use std::time::Duration;
+
+use posthaste_core::delivery::{NoConnection, Outcome, Silence};
+use posthaste_core::id::AttemptId;
+use posthaste_core::plant::{self, Plant};
+use posthaste_engine::{Errand, Life, Sending, Wake};
+use posthaste_store::{AttemptRecord, Timings};
+use rand::RngExt;
+
+use super::store::number_of_delivery;
+use super::{Step, World, endpoint_number};
+use crate::checker::{Hit, Violation};
+use crate::draw::Mood;
+
+impl World {
+    /// A delivery's turn has come: a token is spent, and a slot is taken.
+    pub(super) fn turn(&mut self, node: usize, row: usize) -> Result<usize, Violation> {
+        let number = self.hit_count;
+        self.hit_count += 1;
+        let mut hit = Hit {
+            row,
+            endpoint: self.store.rows[row].endpoint,
+            attempt: self.store.rows[row].attempts + 1,
+            is_probe: false,
+            member: (node, self.nodes[node].member),
+            turned_at: self.now,
+            started: self.now,
+            timeout: Duration::ZERO,
+        };
+        let mut checker = std::mem::take(&mut self.checker);
+        let verdict = checker.turn_comes(self, &hit);
+        self.checker = checker;
+        hit.is_probe = verdict?;
+        self.in_flight.insert(number, hit);
+        Ok(number)
+    }
+
+    /// Looked at just before the first byte leaves.
+    pub(super) fn may_send(&self, node: usize) -> bool {
+        let lease_has_ended = self.nodes[node].lease_ends_at.is_some_and(|at| at <= self.now);
+        !lease_has_ended || plant::is(Plant::FrozenNodeGoesOn)
+    }
+
+    pub(super) fn send(&mut self, node: usize, sending: Sending) -> Result<(), Violation> {
+        let Sending { life, errand, number: attempt, event, target, timeout } = sending;
+        let (incarnation, member) = (self.nodes[node].incarnation, self.nodes[node].member);
+        let goes = self.may_send(node);
+        let endpoint = endpoint_number(errand.endpoint);
+        if errand.is_test {
+            return self.send_test(node, life, errand, goes);
+        }
+        let row = number_of_delivery(errand.delivery);
+        let waiting = self.bodiless.remove(&((node, member), errand.delivery));
+        if !goes {
+            self.visit("fault", "not sent because the lease has ended");
+            if let Some(hit) = waiting.and_then(|number| self.in_flight.remove(&number))
+                && self.owner_of(endpoint) == Some(hit.member)
+            {
+                self.checker.unsendable(endpoint, hit.is_probe, self.now, &self.endpoints[endpoint].config.circuit);
+            }
+            let delay = self.soon(3);
+            self.later(delay, Step::Arrives { node, incarnation, member, wake: Box::new(Wake::NotSent { life, errand }) });
+            return Ok(());
+        }
+        let number = match waiting {
+            Some(number) => number,
+            None => self.turn(node, row)?,
+        };
+        self.report.hits += 1;
+        self.trace(1, number as u64 ^ (row as u64) << 20);
+        let hit = self.in_flight.get_mut(&number).expect("its turn has come");
+        (hit.attempt, hit.started, hit.timeout) = (attempt, self.now, timeout);
+        let hit = hit.clone();
+        let mut checker = std::mem::take(&mut self.checker);
+        let verdict = checker.hit_starts(self, &hit, &event, target.stored());
+        self.checker = checker;
+        verdict?;
+        self.unrecorded.insert(row, (node, member));
+        let (takes, outcome) = self.receive(endpoint, timeout);
+        self.later(takes, Step::Answer { incarnation, hit: number, life, errand, outcome });
+        Ok(())
+    }
+
+    /// Somebody tries an endpoint out. It passes every hold but the bucket.
+    fn send_test(&mut self, node: usize, life: Life, errand: Errand, goes: bool) -> Result<(), Violation> {
+        let (incarnation, member, endpoint) =
+            (self.nodes[node].incarnation, self.nodes[node].member, endpoint_number(errand.endpoint));
+        self.visit("edge", "test-send");
+        let mut checker = std::mem::take(&mut self.checker);
+        let verdict = checker.test_send(self, endpoint);
+        self.checker = checker;
+        verdict?;
+        let (takes, outcome) = self.receive(endpoint, Duration::from_secs(10));
+        let attempt = Box::new(self.attempt(1, outcome, takes, Duration::from_secs(10)));
+        let wake = if goes { Wake::Answered { life, errand, attempt } } else { Wake::NotSent { life, errand } };
+        self.later(takes, Step::Arrives { node, incarnation, member, wake: Box::new(wake) });
+        Ok(())
+    }
+
+    fn receive(&mut self, endpoint: usize, timeout: Duration) -> (Duration, Outcome) {
+        let quick = self.soon(300);
+        let answered = |status| Outcome::Answered { status, retry_after: None };
+        match self.endpoints[endpoint].mood {
+            Mood::Healthy => (quick, answered(200)),
+            Mood::Failing(status) => (quick, answered(status)),
+            Mood::Hanging => (timeout, Outcome::Silent(Silence::Timeout)),
+            Mood::Slow(millis) if Duration::from_millis(millis) >= timeout => (timeout, Outcome::Silent(Silence::Timeout)),
+            Mood::Slow(millis) => (Duration::from_millis(millis), answered(200)),
+            Mood::Refusing => (Duration::from_millis(2), Outcome::NotSent(NoConnection::Connect)),
+            Mood::Flaky => (quick, answered(if self.random.random_range(0..3u32) == 0 { 500 } else { 204 })),
+            Mood::Limiting(seconds) => (quick, Outcome::Answered { status: 429, retry_after: Some(Duration::from_secs(seconds)) }),
+        }
+    }
+
+    /// The receiver has answered; whoever has sent it hears of that, if it still runs.
+    pub(super) fn answer(
+        &mut self,
+        incarnation: u64,
+        number: usize,
+        life: Life,
+        errand: Errand,
+        outcome: Outcome,
+    ) -> Result<(), Violation> {
+        let hit = self.in_flight.remove(&number).expect("in flight until answered");
+        let mut checker = std::mem::take(&mut self.checker);
+        let verdict = checker.hit_ends(self, &hit, &outcome);
+        self.checker = checker;
+        verdict?;
+        let (node, member) = hit.member;
+        let attempt = Box::new(self.attempt(hit.attempt, outcome, self.now.since(hit.started), hit.timeout));
+        let wake = Wake::Answered { life, errand, attempt };
+        if self.nodes[node].incarnation == incarnation && self.nodes[node].member == member {
+            self.answered.insert((hit.member, errand.delivery), hit);
+        }
+        if let Some(thaw) = self.nodes[node].frozen_until {
+            self.visit("fault", "answer to a frozen node");
+            let after = thaw.since(self.now);
+            self.later(after, Step::Arrives { node, incarnation, member, wake: Box::new(wake) });
+            return Ok(());
+        }
+        self.arrives(node, incarnation, member, wake)
+    }
+
+    fn attempt(&self, number: u32, outcome: Outcome, response_time: Duration, timeout: Duration) -> AttemptRecord {
+        AttemptRecord {
+            id: AttemptId::from_bytes((self.hit_count as u128).to_be_bytes()),
+            number,
+            outcome,
+            response_time,
+            timings: Timings::default(),
+            timeout,
+            preview: None,
+            error: None,
+            attempted_at: self.now - response_time,
+        }
+    }
+}

@@ -1,0 +1,1 @@
+-- 0016_chosen_ids.sql: an event is found by an id that somebody chose. With SQLite events are in one table, which has an index on it.
