@@ -3,6 +3,7 @@
 mod check;
 mod dependencies;
 mod documents;
+mod fuzz_api;
 mod tools;
 
 use std::path::{Path, PathBuf};
@@ -58,6 +59,11 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Let Schemathesis (fetched once) try the API of the real server; what follows is passed on, such as --max-examples 200
+    FuzzApi {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Simulate adaptive timeouts against a fixed one, over a fleet of destinations
     Fleet {
         /// Passed on: --seed N, --destinations N, --days N, --busier N
@@ -76,6 +82,7 @@ fn main() -> ExitCode {
         Task::BenchSender { arguments } => example("posthaste-sender", &arguments),
         Task::BenchStore { arguments } => example("posthaste-store", &arguments),
         Task::BenchApi { arguments } => example("posthaste-api", &arguments),
+        Task::FuzzApi { arguments } => fuzz_api::fuzz(&arguments),
         Task::Fleet { arguments } => simulator("fleet", &arguments),
     };
     match result {
