@@ -54,7 +54,7 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Measure what publishing costs in the API alone, beside a bare handler: [CALLS]
+    /// Measure what publishing costs in the API alone, beside a bare handler; takes how many calls
     BenchApi {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
