@@ -177,7 +177,8 @@ fn store_options(settings: &Settings, master_key: MasterKey) -> StoreOptions {
 }
 
 fn api_options(settings: &Settings, address: SocketAddr, master_key: &MasterKey) -> posthaste_api::Options {
-    let calls = RateLimit::new(settings.api_rate.saturating_mul(60).min(1_000_000), settings.api_burst).ok();
+    // More than a bucket can count is as many as they like.
+    let calls = RateLimit::new(settings.api_rate.saturating_mul(60), settings.api_burst).ok();
     posthaste_api::Options {
         public_url: settings.public_url(address),
         policies: settings.policies().expect("checked when they were read"),

@@ -93,7 +93,7 @@ settings! {
         in_flight_max: usize = number(1, 100_000), "1024", "Requests in flight from this process";
         replays_per_minute: u32 = number(1, 1_000_000), "600", "Deliveries that one replay makes in a minute";
         test_send_pause_seconds: u64 = number(0, 86_400), "5", "Between two test-sends to one endpoint";
-        api_rate: u32 = number(1, 16_000), "100", "Calls in a second with one key, publishing apart";
+        api_rate: u32 = number(1, 1_000_000), "100", "Calls in a second with one key, publishing apart";
         api_burst: u32 = number(1, 1_000_000), "1000", "Calls at once with one key, publishing apart";
         retries_per_minute_max: Option<u32> = optional(number(1, 1_000_000)), "", "For incidents: second and later tries of everybody together";
         request_bytes_max: usize = bytes(MIB, 64 * GIB), "32MiB", "Bodies of requests that are being read, together";
