@@ -59,6 +59,12 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Search for URLs that the guard accepts and that mean two things
+    FuzzUrl {
+        /// How many to try
+        #[arg(default_value_t = 10_000_000)]
+        cases: u64,
+    },
     /// Let Schemathesis (fetched once) try the API of the real server; what follows is passed on, such as --max-examples 200
     FuzzApi {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -82,6 +88,7 @@ fn main() -> ExitCode {
         Task::BenchSender { arguments } => example("posthaste-sender", &arguments),
         Task::BenchStore { arguments } => example("posthaste-store", &arguments),
         Task::BenchApi { arguments } => example("posthaste-api", &arguments),
+        Task::FuzzUrl { cases } => fuzz_url(cases),
         Task::FuzzApi { arguments } => fuzz_api::fuzz(&arguments),
         Task::Fleet { arguments } => simulator("fleet", &arguments),
     };
@@ -92,6 +99,13 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// The same property that the check tries 50,000 times, for as long as one likes.
+fn fuzz_url(cases: u64) -> anyhow::Result<()> {
+    let property = "i43_a_url_that_is_accepted_has_one_meaning";
+    let search = ["test", "--package", "posthaste-core", "--test", "exhaustive", property, "--", "--nocapture"];
+    run(cargo(&search).env("PROPTEST_CASES", cases.to_string()))
 }
 
 /// A crate's measurements.
