@@ -66,6 +66,8 @@ pub struct Owner {
     records: Vec<Record>,
     after: Vec<After>,
     unrecorded: usize,
+    /// Rows that a read has brought before the news of their commit came.
+    ahead_of_news: BTreeSet<Seq>,
     /// Taken out of their lanes and not yet recorded: nothing sends them, whatever a read brings. Whether one has.
     withdrawn: HashMap<Seq, bool>,
     waiters: HashMap<Ticket, Waiter>,
@@ -102,6 +104,7 @@ impl Owner {
             records: Vec::new(),
             after: Vec::new(),
             unrecorded: 0,
+            ahead_of_news: BTreeSet::new(),
             withdrawn: HashMap::new(),
             waiters: HashMap::new(),
             tickets: 0,
