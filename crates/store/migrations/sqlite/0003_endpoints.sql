@@ -5,7 +5,7 @@ CREATE TABLE endpoints (
   partition       INTEGER NOT NULL,
   uid             TEXT,
   url             TEXT    NOT NULL,
-  status          TEXT    NOT NULL CHECK (status IN ('active', 'paused', 'disabled')),
+  status          TEXT    NOT NULL CHECK (status = 'active' OR status = 'paused' OR status = 'disabled'),
   paused_until_ms INTEGER CHECK (paused_until_ms IS NULL OR status = 'paused'),
   document        TEXT    NOT NULL,  -- subscription, policies, signing and the rest
   sealed          BLOB    NOT NULL,  -- secrets and headers, encrypted

@@ -1,7 +1,7 @@
 -- 0008_idempotency_keys.sql: keys, and ids that publishers chose, so that nothing is published twice.
 CREATE TABLE idempotency_keys (
   tenant        TEXT    NOT NULL,
-  kind          TEXT    NOT NULL CHECK (kind IN ('key', 'id')),
+  kind          TEXT    NOT NULL CHECK (kind = 'key' OR kind = 'id'),
   key           TEXT    NOT NULL,
   event_seq     INTEGER NOT NULL,
   fingerprint   BLOB    NOT NULL CHECK (length(fingerprint) = 32),

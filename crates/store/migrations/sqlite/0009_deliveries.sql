@@ -1,4 +1,5 @@
 -- 0009_deliveries.sql: one event on its way to one endpoint. Mirrors `State` in core.
+-- Checks are written out: for `IN (…)` SQLite makes a table of the list for every row that is written.
 CREATE TABLE deliveries (
   seq                INTEGER PRIMARY KEY,  -- the order of acceptance
   id                 BLOB    NOT NULL CHECK (length(id) = 16),
@@ -8,17 +9,17 @@ CREATE TABLE deliveries (
   event_seq          INTEGER NOT NULL,
   event              TEXT    NOT NULL,
   type               TEXT    NOT NULL,
-  is_priority        INTEGER NOT NULL CHECK (is_priority IN (0, 1)),
-  class              INTEGER NOT NULL CHECK (class IN (0, 1, 2)),  -- priority, exempt from quiet hours, rest
+  is_priority        INTEGER NOT NULL CHECK (is_priority = 0 OR is_priority = 1),
+  class              INTEGER NOT NULL CHECK (class = 0 OR class = 1 OR class = 2),  -- priority, exempt from quiet hours, rest
   ordering_key       TEXT,
   timestamp_ms       INTEGER NOT NULL,  -- when it happened, or for a replay when that was asked for
-  status             TEXT    NOT NULL CHECK (status IN ('waiting', 'delivered', 'dead', 'cancelled')),
+  status             TEXT    NOT NULL CHECK (status = 'waiting' OR status = 'delivered' OR status = 'dead' OR status = 'cancelled'),
   due_at_ms          INTEGER,  -- not before; NULL once it has ended
-  is_later           INTEGER NOT NULL CHECK (is_later IN (0, 1)),  -- due by a failure or by deliver_at
+  is_later           INTEGER NOT NULL CHECK (is_later = 0 OR is_later = 1),  -- due by a failure or by deliver_at
   expires_at_ms      INTEGER,
   ended_at_ms        INTEGER,
-  dead_reason        TEXT CHECK (dead_reason IN ('permanent_failure', 'max_attempts_exceeded', 'endpoint_gone', 'expired', 'corrupt')),
-  cancel_reason      TEXT CHECK (cancel_reason IN ('requested', 'endpoint_deleted', 'unsubscribed')),
+  dead_reason        TEXT CHECK (dead_reason = 'permanent_failure' OR dead_reason = 'max_attempts_exceeded' OR dead_reason = 'endpoint_gone' OR dead_reason = 'expired' OR dead_reason = 'corrupt'),
+  cancel_reason      TEXT CHECK (cancel_reason = 'requested' OR cancel_reason = 'endpoint_deleted' OR cancel_reason = 'unsubscribed'),
   attempts           INTEGER NOT NULL DEFAULT 0,
   last_attempt_at_ms INTEGER,
   last_status_code   INTEGER,

@@ -3,7 +3,7 @@ CREATE TABLE attempts (
   delivery_seq     INTEGER NOT NULL,
   number           INTEGER NOT NULL CHECK (number > 0),
   id               BLOB    NOT NULL CHECK (length(id) = 16),
-  outcome          TEXT    NOT NULL CHECK (outcome IN ('answered', 'timeout', 'reset', 'connect', 'tls', 'dns', 'blocked')),
+  outcome          TEXT    NOT NULL CHECK (outcome = 'answered' OR outcome = 'timeout' OR outcome = 'reset' OR outcome = 'connect' OR outcome = 'tls' OR outcome = 'dns' OR outcome = 'blocked'),
   status_code      INTEGER,
   response_time_ms INTEGER NOT NULL,
   dns_ms           INTEGER,

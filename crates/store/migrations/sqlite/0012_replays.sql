@@ -7,7 +7,7 @@ CREATE TABLE replays (
   requested_by    TEXT    NOT NULL,
   rate_per_minute INTEGER NOT NULL,
   idempotency_key TEXT,
-  state           TEXT    NOT NULL CHECK (state IN ('running', 'done', 'cancelled')),
+  state           TEXT    NOT NULL CHECK (state = 'running' OR state = 'done' OR state = 'cancelled'),
   matched         INTEGER NOT NULL,
   created         INTEGER NOT NULL,
   cursor          INTEGER NOT NULL,  -- rows up to this one are done
