@@ -36,8 +36,7 @@ CREATE TABLE deliveries (
 
 CREATE UNIQUE INDEX deliveries_by_id ON deliveries (id);
 -- One original for each event and endpoint; replays are further deliveries.
-CREATE UNIQUE INDEX deliveries_original ON deliveries (event_seq, endpoint) WHERE replay_of IS NULL;
-CREATE INDEX deliveries_by_event ON deliveries (event_seq);
+CREATE UNIQUE INDEX deliveries_by_event ON deliveries (event_seq, endpoint, (CASE WHEN replay_of IS NULL THEN 0 ELSE seq END));
 CREATE INDEX deliveries_by_endpoint ON deliveries (endpoint, seq);
 CREATE INDEX deliveries_by_tenant ON deliveries (tenant, seq);
 -- The dead letters that are open, the newest death last.

@@ -6,7 +6,7 @@ use posthaste_core::id::{DeliveryId, EndpointId, EventId, TenantId};
 use posthaste_core::scheduler::{Class, Entry, Seq, Want};
 use posthaste_core::text::{IdempotencyKey, OrderingKey, Version};
 use posthaste_core::time::Timestamp;
-use rusqlite::{Connection, Row, named_params, params};
+use rusqlite::{Connection, Row, params};
 
 use super::writer::State;
 use super::{SMALL, Sqlite, configuration, row};
@@ -249,23 +249,22 @@ fn record_attempt(connection: &Connection, seq: i64, attempt: &AttemptRecord, st
     let (outcome, status_code) = outcome_columns(attempt.outcome);
     let moved = connection
         .prepare_cached(
-            "UPDATE deliveries SET status = :status, due_at_ms = :due_at_ms, ended_at_ms = :ended_at_ms, dead_reason = :dead_reason,
-                    cancel_reason = :cancel_reason, attempts = :number, is_later = max(is_later, :status = 'waiting'),
-                    last_attempt_at_ms = :attempted_at_ms, last_status_code = :status_code, last_error = :error
-             WHERE seq = :seq AND status = 'waiting' AND attempts = :number - 1",
+            "UPDATE deliveries SET status = ?1, due_at_ms = ?2, ended_at_ms = ?3, dead_reason = ?4, cancel_reason = ?5, attempts = ?6,
+                    is_later = max(is_later, ?1 = 'waiting'), last_attempt_at_ms = ?7, last_status_code = ?8, last_error = ?9
+             WHERE seq = ?10 AND status = 'waiting' AND attempts = ?6 - 1",
         )?
-        .execute(named_params! {
-            ":status": columns.status,
-            ":due_at_ms": columns.due_at_ms,
-            ":ended_at_ms": columns.ended_at_ms,
-            ":dead_reason": columns.dead_reason,
-            ":cancel_reason": columns.cancel_reason,
-            ":number": attempt.number,
-            ":attempted_at_ms": attempt.attempted_at.as_millis(),
-            ":status_code": status_code,
-            ":error": attempt.error,
-            ":seq": seq,
-        })?;
+        .execute(params![
+            columns.status,
+            columns.due_at_ms,
+            columns.ended_at_ms,
+            columns.dead_reason,
+            columns.cancel_reason,
+            attempt.number,
+            attempt.attempted_at.as_millis(),
+            status_code,
+            attempt.error,
+            seq,
+        ])?;
     if moved == 0 {
         return Ok(false);
     }
