@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::process::Command;
 
-use crate::server::{BINARY, Receiver, Server, run};
+use crate::server::{BINARY, Receiver, Server, run, tomorrow};
 
 /// Not clients of the API, and tested where they belong.
 const OTHERS: [&str; 7] = ["serve", "demo", "bench", "verify", "openapi", "completions", "help"];
@@ -91,17 +91,18 @@ fn every_command_does_what_it_says() {
     ok(&["deliveries", "show", &again, "--watch"]);
 
     // What waits can be called off, and says why it waits.
-    ok(&["endpoints", "pause", id]);
-    let waiting = server.text(&["events", "publish", "invoice.paid", "--tenant", "acme", "--data", "1"], "id");
-    let held = server.wait_for(&["deliveries", "list", "--event", &waiting], |list| list["data"][0]["hold_reason"] == "paused");
-    let table = ok(&["deliveries", "list", "--hold-reason", "paused"]);
-    assert!(table.contains(held["data"][0]["id"].as_str().unwrap()) && table.contains("paused"), "{table}");
+    let tomorrow = tomorrow();
+    let later = ["events", "publish", "invoice.paid", "--tenant", "acme", "--data", "1", "--deliver-at", &tomorrow];
+    let waiting = server.text(&later, "id");
+    let held = server.json(&["deliveries", "list", "--event", &waiting, "--tenant", "acme", "--status", "scheduled"]);
+    let table = ok(&["deliveries", "list", "--hold-reason", "deliver_at"]);
+    let told = format!("deliver_at, {tomorrow}");
+    assert!(table.contains(held["data"][0]["id"].as_str().unwrap()) && table.contains(&told), "why and until when: {table}");
     assert_eq!(server.json(&["deliveries", "cancel", held["data"][0]["id"].as_str().unwrap()])["status"], "cancelled");
-    let waiting = server.text(&["events", "publish", "invoice.paid", "--tenant", "acme", "--data", "2"], "id");
+    let waiting = server.text(&later, "id");
     assert_eq!(server.json(&["events", "cancel", &waiting])["deliveries"]["cancelled"], 1);
     ok(&["events", "erase", &waiting]);
     assert!(server.json(&["events", "show", &waiting])["erased_at"].is_string());
-    ok(&["endpoints", "resume", id]);
 
     // A batch, from a file and from stdin, as a list and by lines.
     let file = server.directory.join("batch.json");

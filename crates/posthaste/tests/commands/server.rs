@@ -11,27 +11,27 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-pub const BINARY: &str = env!("CARGO_BIN_EXE_posthaste");
+pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_posthaste");
 
-pub struct Server {
+pub(crate) struct Server {
     child: Child,
-    pub address: SocketAddr,
-    pub directory: PathBuf,
-    pub key: String,
+    pub(crate) address: SocketAddr,
+    pub(crate) directory: PathBuf,
+    pub(crate) key: String,
     /// Which commands have been run.
-    pub ran: Mutex<BTreeSet<String>>,
+    pub(crate) ran: Mutex<BTreeSet<String>>,
 }
 
 /// What a command has said, and how it has ended.
 #[derive(Debug)]
-pub struct Run {
-    pub code: i32,
-    pub out: String,
-    pub err: String,
+pub(crate) struct Run {
+    pub(crate) code: i32,
+    pub(crate) out: String,
+    pub(crate) err: String,
 }
 
 impl Server {
-    pub fn start(name: &str) -> Server {
+    pub(crate) fn start(name: &str) -> Server {
         let directory = std::env::temp_dir().join(format!("posthaste-commands-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&directory);
         std::fs::create_dir_all(&directory).unwrap();
@@ -63,14 +63,14 @@ impl Server {
     }
 
     /// The command line in the server's own directory, in an environment without any of our variables but where it listens.
-    pub fn command(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(BINARY);
         command.args(arguments).current_dir(&self.directory).env_clear();
         command.env("POSTHASTE_LISTEN", self.address.to_string());
         command
     }
 
-    pub fn run(&self, arguments: &[&str]) -> Run {
+    pub(crate) fn run(&self, arguments: &[&str]) -> Run {
         let run = run(self.command(arguments), "");
         if run.code == 0 {
             let words: Vec<&str> = arguments.iter().take_while(|word| !word.starts_with('-')).take(2).copied().collect();
@@ -80,25 +80,25 @@ impl Server {
     }
 
     /// What it says when all is well.
-    pub fn ok(&self, arguments: &[&str]) -> String {
+    pub(crate) fn ok(&self, arguments: &[&str]) -> String {
         let run = self.run(arguments);
         assert_eq!(run.code, 0, "{arguments:?}: {run:?}");
         run.out
     }
 
-    pub fn json(&self, arguments: &[&str]) -> Value {
+    pub(crate) fn json(&self, arguments: &[&str]) -> Value {
         let out = self.ok(&[arguments, &["--json"]].concat());
         serde_json::from_str(&out).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {out}"))
     }
 
     /// Makes something and answers one of its fields.
-    pub fn text(&self, arguments: &[&str], field: &str) -> String {
+    pub(crate) fn text(&self, arguments: &[&str], field: &str) -> String {
         let made = self.json(arguments);
         made[field].as_str().unwrap_or_else(|| panic!("{arguments:?}: no {field} in {made}")).to_owned()
     }
 
     /// Looks again until it is so.
-    pub fn wait_for(&self, arguments: &[&str], is_so: impl Fn(&Value) -> bool) -> Value {
+    pub(crate) fn wait_for(&self, arguments: &[&str], is_so: impl Fn(&Value) -> bool) -> Value {
         let deadline = Instant::now() + Duration::from_mins(1);
         loop {
             let seen = self.json(arguments);
@@ -119,7 +119,7 @@ impl Drop for Server {
     }
 }
 
-pub fn run(mut command: Command, input: &str) -> Run {
+pub(crate) fn run(mut command: Command, input: &str) -> Run {
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // Whoever does not read it has ended already.
     let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
@@ -131,29 +131,34 @@ pub fn run(mut command: Command, input: &str) -> Run {
     }
 }
 
+/// As the API writes it.
+pub(crate) fn tomorrow() -> String {
+    (jiff::Timestamp::now() + Duration::from_hours(24)).strftime("%Y-%m-%dT%H:%M:00.000Z").to_string()
+}
+
 /// A request that has arrived.
 #[derive(Clone, Debug)]
-pub struct Arrival {
-    pub head: String,
-    pub body: Vec<u8>,
+pub(crate) struct Arrival {
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
 }
 
 impl Arrival {
-    pub fn header(&self, name: &str) -> String {
+    pub(crate) fn header(&self, name: &str) -> String {
         let line = self.head.lines().find(|line| line.to_ascii_lowercase().starts_with(&format!("{name}:")));
         line.unwrap_or_else(|| panic!("no {name} in {}", self.head)).split_once(':').unwrap().1.trim().to_owned()
     }
 }
 
 /// Answers every request with the same bytes.
-pub struct Receiver {
-    pub address: SocketAddr,
-    pub arrivals: Arc<Mutex<Vec<Arrival>>>,
+pub(crate) struct Receiver {
+    pub(crate) address: SocketAddr,
+    pub(crate) arrivals: Arc<Mutex<Vec<Arrival>>>,
 }
 
 impl Receiver {
     /// `answer` is a status line with headers, and a body.
-    pub fn start(answer: &str, body: &[u8]) -> Receiver {
+    pub(crate) fn start(answer: &str, body: &[u8]) -> Receiver {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let mut bytes = format!("HTTP/1.1 {answer}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len()).into_bytes();
@@ -169,11 +174,11 @@ impl Receiver {
         Receiver { address, arrivals }
     }
 
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://{}/hooks", self.address)
     }
 
-    pub fn first(&self) -> Arrival {
+    pub(crate) fn first(&self) -> Arrival {
         let deadline = Instant::now() + Duration::from_mins(1);
         loop {
             if let Some(arrival) = self.arrivals.lock().unwrap().first() {
