@@ -75,7 +75,7 @@ impl Reader {
 
 /// `3 s ago`, `in 12 min`; a date where that would not help.
 fn relative(time: Timestamp, now: Timestamp) -> String {
-    let seconds = (time.as_millisecond() - now.as_millisecond()).div_euclid(1000);
+    let seconds = (time.as_millisecond() - now.as_millisecond()) / 1000;
     let distance = seconds.unsigned_abs();
     let length = match distance {
         0..=1 => return "now".to_owned(),
