@@ -4,6 +4,7 @@
 //! line, the dashboard and the portal all come through the same table of routes (`routes.rs`).
 
 mod audit;
+mod backlog;
 mod batch;
 mod body;
 mod call;
@@ -134,6 +135,7 @@ struct Shared {
     budget: Budget,
     tests: Tests,
     publishing: Publishing,
+    backlogs: backlog::Counted,
     streams: Arc<tokio::sync::Semaphore>,
     /// The OpenAPI document and its page, made once.
     document: docs::Document,
@@ -159,6 +161,7 @@ pub fn router(store: Arc<dyn Store>, options: Options, admin_key: &str) -> Route
         budget: Budget::new(options.bodies_bytes_max),
         tests: Tests::default(),
         publishing: Publishing::default(),
+        backlogs: backlog::Counted::default(),
         streams: Arc::new(tokio::sync::Semaphore::new(options.streams_max)),
         document: docs::Document::new(&table),
         uses_written: parking_lot::Mutex::new(std::time::Instant::now()),
