@@ -28,7 +28,7 @@ const TOLD_FOR: Duration = Duration::from_secs(2);
 /// Tenants whose backlog is kept for that long.
 const KEPT_MAX: usize = 256;
 const LANES_MAX: usize = 1_000;
-const ROWS_PER_QUEUE_MAX: usize = 10_000;
+const ROWS_PER_QUEUE_MAX: usize = 100_000;
 /// Some tenths of a second of reading at the most.
 const ROWS_MAX: usize = 200_000;
 
@@ -38,8 +38,8 @@ const ROWS_MAX: usize = 200_000;
 pub(crate) struct BacklogView {
     #[schema(format = DateTime)]
     counted_at: String,
-    /// Whether all of it was counted. Where not, each number is the least that it is: at most 10,000 of a queue and 200,000 in
-    /// all are counted.
+    /// Whether all of it was counted. Where not, each number is the least that it is: of an endpoint at most 100,000 in each queue
+    /// (fresh, later, by key) are counted, and no further endpoint is begun after 200,000 or 1,000 endpoints.
     is_complete: bool,
     /// All that has not ended.
     waiting: u64,

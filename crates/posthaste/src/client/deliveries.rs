@@ -54,10 +54,13 @@ pub(crate) enum DeadLetters {
 
 #[derive(Args)]
 pub(crate) struct Filters {
+    /// Only what goes to this endpoint
     #[arg(long, value_name = "ID")]
     endpoint: Option<String>,
+    /// Only what belongs to this event
     #[arg(long, value_name = "ID")]
     event: Option<String>,
+    /// Only what belongs to this tenant
     #[arg(long)]
     tenant: Option<String>,
     /// pending, delivering, scheduled, delivered, dead, cancelled
@@ -69,6 +72,7 @@ pub(crate) struct Filters {
         help = "disabled, paused, deliver_at, retry, circuit_open, quiet_hours, ordering, rate_limited, concurrency"
     )]
     hold_reason: Option<String>,
+    /// Only this event type
     #[arg(long, value_name = "TYPE")]
     r#type: Option<String>,
     /// Made at this time or later

@@ -20,8 +20,10 @@ pub(crate) enum Command {
     },
     /// Events, newest first
     List {
+        /// Only what belongs to this tenant
         #[arg(long)]
         tenant: Option<String>,
+        /// Only this event type
         #[arg(long, value_name = "TYPE")]
         r#type: Option<String>,
         /// Accepted at this time or later

@@ -134,6 +134,9 @@ impl Verify {
 
     /// What is wrong with a key is said without repeating it.
     fn keys(&self) -> Result<Keys, Failure> {
+        if self.body == "-" && self.secret.iter().chain(&self.public_key).any(|given| given == "-") {
+            return Err(Failure::usage("the secret and the body cannot both come from stdin; name a file for one of them"));
+        }
         let mut secrets = Vec::new();
         for given in &self.secret {
             let secret = input(given)?.trim().to_owned();

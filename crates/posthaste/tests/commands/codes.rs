@@ -46,6 +46,15 @@ fn each_exit_code_means_what_the_help_says() {
     let receiver = Receiver::start("204 No Content", b"");
     let id = server.text(&["endpoints", "create", &receiver.url()], "id");
     check(&server.run(&["endpoints", "patch", &id, "--description", "x", "--if-match", "4711"]), 4, &["412"]);
+    server.ok(&["tenants", "put", "acme"]);
+    server.ok(&["event-types", "create", "a.b"]);
+    for (resource, name, change) in [("tenants", "acme", ["--weight", "2"]), ("event-types", "a.b", ["--description", "new"])] {
+        let shown = server.ok(&[resource, "show", name]);
+        let version = shown.lines().find_map(|line| line.strip_prefix("version ")?.split(' ').next()).unwrap();
+        let patch = [&[resource, "patch", name, "--if-match", version][..], &change].concat();
+        server.ok(&patch);
+        check(&server.run(&[&patch[..], &["--from-json", "{}"]].concat()), 4, &["412"]);
+    }
     // 5: not found.
     check(&server.run(&["events", "show", "evt_nobody"]), 5, &["404"]);
     check(&server.run(&["deliveries", "show", "../keys"]), 5, &["404"]);

@@ -137,7 +137,8 @@ fn every_command_does_what_it_says() {
     assert!(ok(&["keys", "list"]).contains("for the till"));
     ok(&["keys", "delete", key["id"].as_str().unwrap()]);
     assert!(ok(&["audit", "--tenant", "acme"]).contains("endpoint.create"));
-    assert!(ok(&["stats", "--tenant", "acme"]).contains("total.delivered"));
+    let stats = ok(&["stats", "--tenant", "acme"]);
+    assert!(stats.contains("total.delivered") && stats.contains("backlog.held.quiet_hours"), "{stats}");
     assert!(server.text(&["portal-link", "acme", "--permissions", "view,replay"], "url").contains("/portal#token="));
     let filter = ["filters", "test", "--filter", r#"{"data.n": {"$gte": 2}}"#, "--event", r#"{"type": "a", "data": {"n": 2}}"#];
     assert_eq!(server.json(&filter)["matches"], true);

@@ -35,12 +35,17 @@ impl Server {
         let directory = std::env::temp_dir().join(format!("posthaste-commands-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&directory);
         std::fs::create_dir_all(&directory).unwrap();
-        let mut child = Command::new("setpriv")
-            .args(["--pdeathsig", "KILL", BINARY, "serve", "--listen", "127.0.0.1:0", "--allow-http", "--log", "warn"])
+        // Whatever happens to us, it must not stay behind.
+        let is_bound = std::path::Path::new("/usr/bin/setpriv").exists();
+        let mut command = Command::new(if is_bound { "/usr/bin/setpriv" } else { BINARY });
+        if is_bound {
+            command.args(["--pdeathsig", "KILL", BINARY]);
+        }
+        let mut child = command
+            .args(["serve", "--listen", "127.0.0.1:0", "--allow-http", "--log", "warn"])
             .args(["--allow-networks", "127.0.0.0/8", "--retry-strategy", "schedule", "--retry-delays-seconds", "3600"])
             .current_dir(&directory)
             .env_clear()
-            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .process_group(0)

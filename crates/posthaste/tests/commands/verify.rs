@@ -55,7 +55,8 @@ fn webhooks_of_every_scheme_are_verified_and_what_is_wrong_is_named() {
 #[test]
 fn what_verify_cannot_use_is_wrong_usage_and_no_secret_is_repeated() {
     let server = Server::start("verify-usage");
-    let tried: [&[&str]; 4] = [
+    let tried: [&[&str]; 5] = [
+        &["--secret", "-", "--timestamp", "1", "--signature", "v1=00"],
         &["--secret", "whsec_canary", "--timestamp", "1", "--signature", "v1,AAAA", "--body", "/dev/null"],
         &["--public-key", "whpk_canary", "--timestamp", "1", "--signature", "v1,AAAA", "--body", "/dev/null"],
         &["--secret", "a-canary-of-enough-length", "--signature", "v1,AAAA", "--body", "/dev/null"],
