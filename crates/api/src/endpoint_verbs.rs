@@ -2,15 +2,13 @@
 //!
 //! Verbs may be repeated: saying again what is so already changes nothing and answers the same.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::response::Response;
-use parking_lot::Mutex;
 use posthaste_core::endpoint::{Endpoint, SECRET_OVERLAP_DEFAULT, SECRET_OVERLAP_MAX, Status};
 use posthaste_core::event::{Data, Event, EventType, Timing};
-use posthaste_core::id::{EndpointId, EventId};
+use posthaste_core::id::EventId;
 use posthaste_core::text::Labels;
 use posthaste_core::time::Timestamp;
 use posthaste_store::{Change, Command, Commanded, SecretText, StoredSecret};
@@ -135,22 +133,6 @@ pub(crate) async fn rotate_secret(call: Call) -> Result<Response, Problem> {
     Ok(tagged(ok(&found.view_with_secret(&call.app, secret)), changed.version))
 }
 
-/// When each endpoint was last tested, so that a button that is held down does not become load.
-#[derive(Debug, Default)]
-pub(crate) struct Tests(Mutex<HashMap<EndpointId, Timestamp>>);
-
-impl Tests {
-    fn take(&self, endpoint: EndpointId, now: Timestamp, every: Duration) -> Result<(), Problem> {
-        let mut last = self.0.lock();
-        last.retain(|_, at| now < *at + every);
-        if let Some(at) = last.get(&endpoint) {
-            return Err(Problem::no_token((*at + every).since(now)));
-        }
-        last.insert(endpoint, now);
-        Ok(())
-    }
-}
-
 pub(crate) async fn test(call: Call) -> Result<Response, Problem> {
     let (call, body) = call.optional_body().await?;
     let given: TestBody = parse_or_default(body.as_ref())?;
@@ -172,7 +154,6 @@ pub(crate) async fn test(call: Call) -> Result<Response, Problem> {
         ordering_key: None,
         timing: Timing::default(),
     };
-    call.app.tests.take(endpoint.id, now, call.app.options.tests_every)?;
     let command = Command::Test { endpoint: endpoint.id, event: Arc::new(event) };
     match call.app.store.command(found.stored.partition, command).await? {
         Commanded::Tested(attempt) => Ok(ok(&AttemptView::show(None, &attempt))),

@@ -55,7 +55,6 @@ use posthaste_store::Store;
 
 use body::Budget;
 use credentials::{AdminKey, Calls, Uses};
-use endpoint_verbs::Tests;
 use health::Publishing;
 use known::Known;
 pub use portal::PortalKey;
@@ -88,8 +87,6 @@ pub struct Options {
     /// How often it is written down when keys were last used. Precise enough to find keys that nobody uses.
     pub key_uses_written_every: Duration,
     pub replays_per_minute_max: u32,
-    /// The least time between two test-sends to one endpoint.
-    pub tests_every: Duration,
     /// Connections to `/v1/stream`; each asks the store once a second.
     pub streams_max: usize,
     /// Seals portal tokens. Has to be the same on every node and after a restart, or links made before stop working.
@@ -113,7 +110,6 @@ impl Default for Options {
             calls: Some(RateLimit::new(6000, 1000).expect("within its bounds")),
             key_uses_written_every: Duration::from_secs(10),
             replays_per_minute_max: 600,
-            tests_every: Duration::from_secs(5),
             streams_max: 64,
             portal_key: PortalKey(rand::random()),
         }
@@ -133,7 +129,6 @@ struct Shared {
     calls: Calls,
     uses: Uses,
     budget: Budget,
-    tests: Tests,
     publishing: Publishing,
     backlogs: backlog::Counted,
     streams: Arc<tokio::sync::Semaphore>,
@@ -159,7 +154,6 @@ pub fn router(store: Arc<dyn Store>, options: Options, admin_key: &str) -> Route
         calls: Calls::new(options.calls),
         uses: Uses::default(),
         budget: Budget::new(options.bodies_bytes_max),
-        tests: Tests::default(),
         publishing: Publishing::default(),
         backlogs: backlog::Counted::default(),
         streams: Arc::new(tokio::sync::Semaphore::new(options.streams_max)),

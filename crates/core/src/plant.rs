@@ -83,6 +83,8 @@ plants! {
     AnswerDropped "answer-dropped" "the answer of a receiver is not written down",
     CancelAnsweredEarly "cancel-answered-early" "a cancel is answered before it is written",
     LateNewsIsSent "late-news-is-sent" "late news of a row that was read, sent and forgotten sends it again",
+    NewsAfterReadIsSent "news-after-read-is-sent" "news of a row that a read has brought before sends it again",
+    NewsAfterTakeoverIsSent "news-after-takeover-is-sent" "news of a row that the owner before has sent sends it again",
     OldClaimGrantsBurst "old-claim-grants-burst" "tokens count from this node's first partition, not from the one that it took over",
 }
 

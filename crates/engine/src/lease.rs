@@ -24,6 +24,11 @@ impl Lease {
         self.ends_at.store(millis(ends_at), Ordering::Release);
     }
 
+    /// Nobody else can take over.
+    pub(crate) fn never_ends(&self) {
+        self.ends_at.store(u64::MAX, Ordering::Release);
+    }
+
     pub(crate) fn end(&self) {
         self.ends_at.store(0, Ordering::Release);
     }

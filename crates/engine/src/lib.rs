@@ -103,7 +103,8 @@ pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: 
     let request_max = options.request_max();
     let mut owner = Owner::new(store.now(), options);
     let mut feed = Some(store.feed());
-    let mut frontier: Seq = 0;
+    // All rows up to the frontier have been told of; nothing was left out when it was last moved.
+    let (mut fed_up_to, mut frontier): (Seq, Seq) = (0, 0);
     let mut shown = interval(if store.is_shared() { SHOWN_TO_OTHERS_EVERY } else { SHOWN_EVERY });
     shown.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut counted = interval(COUNTED_EVERY);
@@ -124,7 +125,10 @@ pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: 
             }
             _ = wakes.recv_many(&mut batch, WAKES_AT_ONCE_MAX) => {}
             news = next_of(&mut feed) => match news {
-                Some(rows) => batch.push(Wake::Fed(rows)),
+                Some(rows) => {
+                    fed_up_to = rows.iter().map(|row| row.entry.seq).fold(fed_up_to, Seq::max);
+                    batch.push(Wake::Fed(rows));
+                }
                 None => feed = None,
             },
             _ = shown.tick() => owner.show(store.now()),
@@ -135,7 +139,7 @@ pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: 
             if feed.has_overflowed() {
                 hands.sweep(frontier);
             } else {
-                frontier = batch.iter().map(highest).max().map_or(frontier, |highest| highest.max(frontier));
+                frontier = fed_up_to;
             }
         }
         membership.tick();
@@ -165,31 +169,5 @@ async fn wait_until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => sleep_until(deadline).await,
         None => std::future::pending().await,
-    }
-}
-
-/// The last row that this tells of, if it tells of rows.
-fn highest(wake: &Wake) -> Seq {
-    match wake {
-        Wake::Fed(rows) => rows.iter().map(|row| row.entry.seq).max().unwrap_or(0),
-        Wake::Owns(_)
-        | Wake::LeaseEnded
-        | Wake::GiveUp(_)
-        | Wake::RecordedElsewhere { .. }
-        | Wake::Work(_)
-        | Wake::TakenUp { .. }
-        | Wake::Read { .. }
-        | Wake::Bodies { .. }
-        | Wake::Answered { .. }
-        | Wake::NotSent { .. }
-        | Wake::Recorded { .. }
-        | Wake::ConfigurationMoved
-        | Wake::Versions { .. }
-        | Wake::Restamped { .. }
-        | Wake::Overdue(_)
-        | Wake::Asked(_)
-        | Wake::LookedUp { .. }
-        | Wake::Seen { .. }
-        | Wake::NotCounted(_) => 0,
     }
 }

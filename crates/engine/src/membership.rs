@@ -156,6 +156,8 @@ impl Membership {
     fn renewed(&self, asked: Instant) {
         if self.store.is_shared() {
             self.lease.renewed(asked, LEASE.saturating_sub(MARGIN));
+        } else {
+            self.lease.never_ends();
         }
     }
 

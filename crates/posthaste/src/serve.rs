@@ -192,7 +192,6 @@ fn api_options(settings: &Settings, address: SocketAddr, master_key: &MasterKey)
         endpoints_per_tenant_max: settings.endpoints_per_tenant_max,
         calls,
         replays_per_minute_max: settings.replays_per_minute,
-        tests_every: Duration::from_secs(settings.test_send_pause_seconds),
         portal_key: PortalKey(master_key.derive("portal tokens")),
         ..posthaste_api::Options::default()
     }

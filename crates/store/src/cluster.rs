@@ -38,6 +38,9 @@ pub struct Claimed {
     /// Those that their last owner gave up of its own will: what it has written about their lanes is all there is to know.
     pub handed_over: Vec<Partition>,
     pub leave_alone: Vec<LeaveAlone>,
+    /// The highest number that any row had been given by then: up to here an earlier owner may have sent and settled it,
+    /// whatever news of its commit says.
+    pub numbered: Seq,
 }
 
 /// What an earlier owner has in flight, and until when its record is waited for.

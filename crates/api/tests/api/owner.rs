@@ -31,6 +31,7 @@ impl Owner {
         let (ready, is_ready) = tokio::sync::oneshot::channel();
         tokio::spawn(async move {
             let _ = ready.send(());
+            let mut has_tested = false;
             while let Some(asked) = commands.next().await {
                 let done = match asked.command {
                     Command::CancelDelivery { delivery, .. } => self.cancel(&[delivery], &in_flight).await,
@@ -50,6 +51,9 @@ impl Owner {
                         let row = self.store.delivery(delivery).await.unwrap().unwrap();
                         self.move_to(&row, State::Waiting { due: self.store.now() }).await;
                         Commanded::Done
+                    }
+                    Command::Test { .. } if std::mem::replace(&mut has_tested, true) => {
+                        Commanded::NotBefore(self.store.now() + Duration::from_secs(5))
                     }
                     Command::Test { .. } => Commanded::Tested(Box::new(attempt(&self.store, 1, 204))),
                 };

@@ -242,6 +242,10 @@ impl Scheduler {
     /// A row that was just committed.
     pub fn offer(&mut self, endpoint: EndpointId, entry: Entry) {
         let Some(number) = self.lane_numbers.get(&endpoint).copied() else { return };
+        // A read may have been faster, and it is on its way already.
+        if self.lane(number).has_in_flight(entry.delivery) {
+            return;
+        }
         self.lane_mut(number).window.offer(entry);
         self.enqueue(number);
     }

@@ -47,7 +47,7 @@ pub struct Owner {
     life: Life,
     epochs: BTreeMap<Partition, Epoch>,
     /// When each became ours: what was spent there before is not known.
-    owned_since: BTreeMap<Partition, Timestamp>,
+    owned_since: BTreeMap<Partition, ownership::Since>,
     /// Under which what is still in flight is recorded.
     left_epochs: BTreeMap<Partition, Epoch>,
     /// Whose last owner has written down all that it knew.

@@ -47,6 +47,14 @@ pub(super) struct KnownTenant {
     pub(super) endpoints: BTreeSet<EndpointId>,
 }
 
+/// From when on a partition is ours.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Since {
+    pub(super) at: Timestamp,
+    /// The highest number of any row at that moment.
+    pub(super) numbered: Seq,
+}
+
 /// Rows of other processes are never told of here; their numbers must not add up.
 const AHEAD_MAX: usize = 65_536;
 
@@ -65,7 +73,7 @@ impl Owner {
                 continue;
             }
             is_more = true;
-            self.owned_since.insert(*partition, now);
+            self.owned_since.insert(*partition, Since { at: now, numbered: claimed.numbered });
             if claimed.handed_over.contains(partition) {
                 self.handed_over.insert(*partition);
             } else {
@@ -142,9 +150,9 @@ impl Owner {
     /// Since when an endpoint's partition is ours.
     fn owned_since(&self, partition: Partition) -> Option<Timestamp> {
         if plant::is(Plant::OldClaimGrantsBurst) {
-            return self.owned_since.values().min().copied();
+            return self.owned_since.values().map(|since| since.at).min();
         }
-        self.owned_since.get(&partition).copied()
+        self.owned_since.get(&partition).map(|since| since.at)
     }
 
     /// There may be something to send there.
@@ -181,8 +189,11 @@ impl Owner {
         if !self.epochs.contains_key(&row.partition) {
             return;
         }
-        if self.ahead_of_news.remove(&row.entry.seq) {
-            // A read was faster: it is here, or on its way, or has ended. If it is none of these, another read finds it.
+        // A read was faster, ours or that of whoever owned it before: it is here, or on its way, or has ended. If it is none of
+        // these, another read finds it.
+        let was_numbered = self.owned_since.get(&row.partition).is_some_and(|since| row.entry.seq <= since.numbered);
+        let was_read = self.ahead_of_news.remove(&row.entry.seq) && !plant::is(Plant::NewsAfterReadIsSent);
+        if was_read || (was_numbered && !plant::is(Plant::NewsAfterTakeoverIsSent)) {
             self.look_at(now, row.endpoint);
             return;
         }

@@ -305,7 +305,8 @@ impl World {
             steps: BinaryHeap::new(),
             pending: BTreeMap::new(),
             step_number: 0,
-            store: Store::default(),
+            // Every other world has a store like PostgreSQL's.
+            store: if seed % 2 == 1 { Store::cautious() } else { Store::default() },
             endpoints: Vec::new(),
             tenants: Vec::new(),
             nodes: Vec::new(),

@@ -139,17 +139,19 @@ impl World {
             return;
         }
         // Mostly at once; now and then a busy node takes its time.
-        let most = if self.random.random_range(0..20u32) == 0 { 2000 } else { 3 };
+        let most = if self.random.random_range(0..8u32) == 0 { 2000 } else { 3 };
         let delay = self.soon(most);
         if self.owner_of(endpoint).is_some_and(|(node, _)| node != publisher) {
             let delay = self.soon(50);
             self.later(delay, Step::Hint { endpoint });
         }
         let incarnation = self.nodes[publisher].incarnation;
+        self.store.untold.insert(entry.seq);
         self.later(delay, Step::Feed { node: publisher, incarnation, row: number, entry });
     }
 
     pub(super) fn feed(&mut self, node: usize, incarnation: u64, row: usize, entry: Entry) -> Result<(), Violation> {
+        self.store.untold.remove(&entry.seq);
         if self.nodes[node].incarnation != incarnation {
             // It has died over it. Whoever takes over looks for itself, and so does whoever has it already.
             let endpoint = self.store.rows[row].endpoint;

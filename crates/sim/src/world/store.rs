@@ -4,7 +4,7 @@
 //! by the epoch of their partition, by what a leaver has named, and by the number of the attempt; lane states, statistics
 //! and versions are what owners and people have written. The conformance suite of the store keeps it honest.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -121,6 +121,10 @@ pub(crate) struct Store {
     /// By endpoint: what owners have written.
     pub(crate) lanes: BTreeMap<usize, LaneState>,
     minutes: BTreeMap<(usize, Timestamp), Minute>,
+    /// As PostgreSQL's: a read says that it has seen only what everybody has been told of, and may bring more than that.
+    is_cautious: bool,
+    /// Committed, and whoever has published them has not been told yet.
+    pub(crate) untold: BTreeSet<Seq>,
 }
 
 pub(crate) fn row_number(seq: Seq) -> usize {
@@ -135,6 +139,15 @@ impl Store {
     /// The last row that is committed.
     pub(crate) fn last_seq(&self) -> Seq {
         self.rows.last().map_or(0, |row| row.seq)
+    }
+
+    pub(crate) fn cautious() -> Self {
+        Self { is_cautious: true, ..Self::default() }
+    }
+
+    /// Up to which row a read says that it has seen everything.
+    fn seen(&self) -> Seq {
+        self.untold.first().filter(|_| self.is_cautious).map_or(self.last_seq(), |first| first - 1)
     }
 
     /// The first rows of a queue at this moment, in its order.
@@ -163,7 +176,7 @@ impl Store {
         }
         let more = rows.len() > limit;
         rows.truncate(limit);
-        WindowRows { rows: rows.into_iter().map(Row::entry).collect(), more, seen: self.last_seq() }
+        WindowRows { rows: rows.into_iter().map(Row::entry).collect(), more, seen: self.seen() }
     }
 
     pub(crate) fn bodies(&self, seqs: impl Iterator<Item = Seq>) -> Vec<Body> {
@@ -356,7 +369,7 @@ impl Store {
                 until: promised.until,
             })
         });
-        (Claimed { leave_alone: left_alone.collect(), partitions, handed_over }, taken)
+        (Claimed { leave_alone: left_alone.collect(), partitions, handed_over, numbered: self.last_seq() }, taken)
     }
 
     pub(crate) fn count(&mut self, minutes: Vec<Minute>) {

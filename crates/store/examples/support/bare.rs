@@ -109,7 +109,8 @@ async fn postgres(url: &str, endpoint: [u8; 16], seconds: u64) -> Rates {
         .prepare(
             "WITH new AS (
                INSERT INTO events (slot, seq, tenant, id, type, timestamp_ms, accepted_at_ms, data, digest, labels)
-               SELECT $1, nextval('events_seq'), 'acme', u.id, 'invoice.paid', $3, $3, $4, $5, '' FROM unnest($2::text[]) AS u (id)
+               SELECT $1, nextval('events_seq'), 'acme', u.id, 'invoice.paid', $3, $3, u.data, u.digest, ''
+               FROM unnest($2::text[], $4::text[], $5::bytea[]) AS u (id, data, digest)
                RETURNING seq, id)
              INSERT INTO deliveries (id, tenant, partition, endpoint, event_slot, event_seq, event, type, is_priority, class, timestamp_ms,
                                      status, due_at_ms, is_later, created_at_ms)
@@ -120,27 +121,28 @@ async fn postgres(url: &str, endpoint: [u8; 16], seconds: u64) -> Rates {
         .unwrap();
     let (started, mut rows) = (Instant::now(), 0i64);
     while started.elapsed() < Duration::from_secs(seconds) {
-        let (mut names, mut ids) = (Vec::new(), Vec::new());
+        // Every event has bytes of its own, as on SQLite.
+        let (mut names, mut ids, mut bodies, mut digests) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for _ in 0..GROUP {
             rows += 1;
             names.push(format!("evt_{rows:026}"));
             ids.push(id(rows).to_vec());
+            bodies.push(data.as_str());
+            digests.push(Sha256::digest(data.as_str().as_bytes()).to_vec());
         }
-        let digest = Sha256::digest(data.as_str().as_bytes()).to_vec();
         let at = now();
-        client
-            .execute(&publish, &[&slot, &names, &at, &data.as_str(), &digest, &partition, &endpoint.as_slice(), &ids])
-            .await
-            .unwrap();
+        client.execute(&publish, &[&slot, &names, &at, &bodies, &digests, &partition, &endpoint.as_slice(), &ids]).await.unwrap();
     }
     let publishes = rows as f64 / started.elapsed().as_secs_f64();
     let record = client
         .prepare(
             "WITH moved AS (
                UPDATE deliveries SET status = 'delivered', due_at_ms = NULL, ended_at_ms = $3, attempts = 1, last_attempt_at_ms = $3,
-                      last_status_code = 200 WHERE seq = ANY($2) AND status = 'waiting' AND attempts = 0 RETURNING seq)
+                      last_status_code = 200
+               FROM unnest($2::bigint[], $4::bytea[]) AS u (seq, id)
+               WHERE deliveries.seq = u.seq AND status = 'waiting' AND attempts = 0 RETURNING deliveries.seq, u.id)
              INSERT INTO attempts (slot, delivery_seq, number, id, outcome, status_code, response_time_ms, timeout_ms, preview, attempted_at_ms)
-             SELECT $1, seq, 1, $4, 'answered', 200, 12, 10000, 'ok', $3 FROM moved",
+             SELECT $1, seq, 1, id, 'answered', 200, 12, 10000, 'ok', $3 FROM moved",
         )
         .await
         .unwrap();
@@ -155,7 +157,8 @@ async fn postgres(url: &str, endpoint: [u8; 16], seconds: u64) -> Rates {
         if started.elapsed() >= Duration::from_secs(seconds) {
             break;
         }
-        client.execute(&record, &[&slot, &group.to_vec(), &now(), &id(1).to_vec()]).await.unwrap();
+        let ids: Vec<Vec<u8>> = group.iter().map(|seq| id(*seq).to_vec()).collect();
+        assert_eq!(client.execute(&record, &[&slot, &group.to_vec(), &now(), &ids]).await.unwrap(), group.len() as u64);
         done += group.len();
     }
     Rates { publishes, records: done as f64 / started.elapsed().as_secs_f64() }

@@ -88,6 +88,7 @@ async fn claim(connection: &Connection, node: &Vec<u8>, share: usize) -> Result<
     connection.execute(TAKE, &[node, &limit(share)]).await?;
     let partitions = connection.query(SELECT_OWN, &[node]).await?;
     let leave_alone = connection.query(SELECT_LEAVE_ALONE, &[node]).await?;
+    let numbered = connection.query_one(SELECT_NUMBERED, &[]).await?;
     // If others have kept us waiting for too long, they take what we have just written.
     if connection.query_opt(SELECT_LEASE, &[node]).await?.is_none() {
         return Ok(Err(Refusal::LeaseEnded));
@@ -97,6 +98,7 @@ async fn claim(connection: &Connection, node: &Vec<u8>, share: usize) -> Result<
         // A partition without an owner may also be a dead one's that others had no room for: not trusted.
         handed_over: vec![],
         leave_alone: leave_alone.iter().map(left_alone).collect::<Result<_, _>>()?,
+        numbered: unsigned(row::column(&numbered, "numbered")?),
     }))
 }
 
@@ -115,6 +117,8 @@ fn left_alone(row: &Row) -> Result<LeaveAlone, Error> {
     })
 }
 
+/// Numbers that were taken and not yet written, too.
+const SELECT_NUMBERED: &str = "SELECT last_value AS numbered FROM deliveries_seq_seq";
 const JOIN: &str = "INSERT INTO nodes (id, expires_at) VALUES ($1, clock_timestamp() + $2::float8 * interval '1 millisecond')
                     ON CONFLICT (id) DO UPDATE SET expires_at = excluded.expires_at";
 const FREE_OWN: &str = "UPDATE partitions SET owner = NULL WHERE owner = $1";

@@ -207,8 +207,13 @@ impl Database {
         let connection = self.connection(Use::Committing).await?;
         let deciding = async {
             let decided = decide(self, &connection, plans).await?;
-            let publish = connection.prepare(if decided.has_begun { PUBLISH } else { PUBLISH_AT_ONCE }).await?;
-            Ok((decided, publish))
+            let has_one_each = plans.iter().all(|plan| plan.chosen.len() == 1);
+            let publish = match (decided.has_begun, has_one_each) {
+                (true, _) => PUBLISH,
+                (false, true) => PUBLISH_ONE_EACH_AT_ONCE,
+                (false, false) => PUBLISH_AT_ONCE,
+            };
+            Ok((decided, connection.prepare(publish).await?))
         };
         let (decided, publish) = match timeout(DECIDING_MAX, deciding).await {
             Ok(Ok(decided)) => decided,
@@ -535,28 +540,27 @@ fn publish_parameters<'a>(
     id: CommitId,
 ) -> Parameters<'a> {
     let events: Vec<&'a Event> = made.iter().map(|place| plans[*place].new.event.as_ref()).collect();
-    let of_all = |column: fn(&Event) -> Option<i64>| events.iter().map(|event| column(event)).collect::<Vec<_>>();
     let counts: Vec<i32> = made.iter().map(|place| number(plans[*place].chosen.len())).collect();
     let firsts: Vec<i32> = counts.iter().scan(0, |next, count| Some(std::mem::replace(next, *next + *count))).collect();
     let versions: BTreeMap<&str, Versions> = plans.iter().map(|plan| (plan.new.event.tenant.as_str(), plan.versions)).collect();
     let catalogue = plans.first().map_or(0, |plan| plan.versions.catalogue);
     row::parameters![
         made.iter().map(|place| plans[*place].slot).collect::<Vec<_>>(),
-        made.iter().map(|place| decided.event_seqs[*place]).collect::<Vec<_>>(),
+        row::if_any(made.iter().map(|place| decided.event_seqs[*place])),
         events.iter().map(|event| event.tenant.as_str()).collect::<Vec<_>>(),
         events.iter().map(|event| event.id.as_str()).collect::<Vec<_>>(),
         events.iter().map(|event| event.event_type.as_str()).collect::<Vec<_>>(),
-        events.iter().map(|event| event.version.as_ref().map(Version::as_str)).collect::<Vec<_>>(),
-        of_all(|event| Some(event.timestamp.as_millis())),
-        of_all(|event| Some(event.accepted_at.as_millis())),
+        row::if_any(events.iter().map(|event| event.version.as_ref().map(Version::as_str))),
+        row::if_any(events.iter().map(|event| unless_accepted(event, event.timestamp))),
+        events.iter().map(|event| event.accepted_at.as_millis()).collect::<Vec<_>>(),
         events.iter().map(|event| event.data.as_str()).collect::<Vec<_>>(),
         made.iter().map(|place| plans[*place].digest.as_slice()).collect::<Vec<_>>(),
-        events.iter().map(|event| lines(event.labels.iter())).collect::<Vec<_>>(),
-        events.iter().map(|event| event.idempotency_key.as_ref().map(IdempotencyKey::as_str)).collect::<Vec<_>>(),
-        events.iter().map(|event| event.ordering_key.as_ref().map(OrderingKey::as_str)).collect::<Vec<_>>(),
-        of_all(|event| event.timing.deliver_at().map(Timestamp::as_millis)),
-        of_all(|event| event.timing.expires_at().map(Timestamp::as_millis)),
-        of_all(|event| Some(event.timing.first_due(event.accepted_at).as_millis())),
+        row::if_any(events.iter().map(|event| (!event.labels.is_empty()).then(|| lines(event.labels.iter())))),
+        row::if_any(events.iter().map(|event| event.idempotency_key.as_ref().map(IdempotencyKey::as_str))),
+        row::if_any(events.iter().map(|event| event.ordering_key.as_ref().map(OrderingKey::as_str))),
+        row::if_any(events.iter().map(|event| event.timing.deliver_at().map(Timestamp::as_millis))),
+        row::if_any(events.iter().map(|event| event.timing.expires_at().map(Timestamp::as_millis))),
+        row::if_any(events.iter().map(|event| unless_accepted(event, event.timing.first_due(event.accepted_at)))),
         events.iter().map(|event| configuration::partition(&event.tenant)).collect::<Vec<_>>(),
         firsts,
         counts,
@@ -568,6 +572,11 @@ fn publish_parameters<'a>(
         versions.values().map(|versions| signed(versions.tenant)).collect::<Vec<_>>(),
         signed(catalogue),
     ]
+}
+
+/// Mostly everything happens when it is accepted.
+fn unless_accepted(event: &Event, at: Timestamp) -> Option<i64> {
+    (at != event.accepted_at).then(|| at.as_millis())
 }
 
 /// Two bits of class, and one that says whether it goes before the rest.
@@ -697,11 +706,15 @@ const SELECT_SEQS: &str = "SELECT id, seq FROM deliveries WHERE id = ANY($1)";
 /// with it, where what it was planned by has moved on: it has to have a time. A statement locks its tables before it looks at
 /// anything, so that whoever locks `commits` against it makes it see what they have done.
 macro_rules! publish {
-    ($comment:literal) => {
+    ($comment:literal, $places:literal) => {
         concat!(
             $comment,
             "WITH given AS MATERIALIZED (
-               SELECT g.*, coalesce(g.given_seq, nextval('events_seq')) AS seq
+               SELECT g.slot, g.tenant, g.id, g.type, g.version, g.accepted_at_ms, g.data, g.digest, g.idempotency_key,
+                      g.ordering_key, g.deliver_at_ms, g.expires_at_ms, g.partition, g.first, g.count,
+                      coalesce(g.given_seq, nextval('events_seq')) AS seq, coalesce(g.labels, '') AS labels,
+                      coalesce(g.timestamp_ms, g.accepted_at_ms) AS timestamp_ms,
+                      coalesce(g.due_at_ms, g.accepted_at_ms) AS due_at_ms
                FROM unnest($1::int[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::bigint[],
                            $9::text[], $10::bytea[], $11::text[], $12::text[], $13::text[], $14::bigint[], $15::bigint[],
                            $16::bigint[], $17::smallint[], $18::int[], $19::int[])
@@ -720,7 +733,9 @@ macro_rules! publish {
                       g.seq, g.id, g.type, get_byte($22::bytea, place) >= 4, (get_byte($22::bytea, place) & 3)::smallint,
                       g.ordering_key, g.timestamp_ms, 'waiting', g.due_at_ms, g.deliver_at_ms IS NOT NULL, g.expires_at_ms,
                       g.accepted_at_ms
-               FROM given g CROSS JOIN LATERAL generate_series(g.first, g.first + g.count - 1) AS place
+               FROM given g CROSS JOIN LATERAL ",
+            $places,
+            "
                RETURNING id, seq
              ), named AS (
                INSERT INTO commits (id, at)
@@ -733,8 +748,10 @@ macro_rules! publish {
         )
     };
 }
-const PUBLISH: &str = publish!("");
-const PUBLISH_AT_ONCE: &str = publish!("/* commit */ ");
+const PUBLISH: &str = publish!("", "generate_series(g.first, g.first + g.count - 1) AS place");
+const PUBLISH_AT_ONCE: &str = publish!("/* commit */ ", "generate_series(g.first, g.first + g.count - 1) AS place");
+/// What most people send, for which nothing has to be counted out.
+const PUBLISH_ONE_EACH_AT_ONCE: &str = publish!("/* commit */ ", "(SELECT g.first AS place) AS places");
 
 const INSERT_DELIVERIES: &str =
     "INSERT INTO deliveries (seq, id, tenant, partition, endpoint, event_slot, event_seq, event, type, is_priority, class,

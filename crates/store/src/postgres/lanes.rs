@@ -514,21 +514,20 @@ fn record_parameters<'a>(records: &[&'a Record], round: &[usize], are_late: bool
         .collect();
     let outcomes: Vec<_> = attempts.iter().map(|attempt| attempt.map(|attempt| outcome_columns(attempt.outcome))).collect();
     let lane = |record: &&Record| record.lane.as_ref().map(|LaneState { memory, timeout }| document::lane(memory, timeout));
-    let of_attempts = |column: fn(&AttemptRecord) -> Option<i64>| {
-        attempts.iter().map(|attempt| attempt.and_then(column)).collect::<Vec<Option<i64>>>()
-    };
-    let of_states = |column: fn(&StateColumns) -> Option<&'static str>| {
-        states.iter().map(|state| state.as_ref().and_then(column)).collect::<Vec<Option<&'static str>>>()
-    };
+    let of_attempts =
+        |column: fn(&AttemptRecord) -> Option<i64>| row::if_any(attempts.iter().map(|attempt| attempt.and_then(column)));
+    let of_states =
+        |column: fn(&StateColumns) -> Option<&'static str>| row::if_any(states.iter().map(|state| state.as_ref().and_then(column)));
     let mut parameters: Parameters<'a> = row::parameters![
         round.iter().map(|place| i32::try_from(*place).unwrap_or(i32::MAX)).collect::<Vec<_>>(),
         all.iter().map(|record| partition_of_record(record)).collect::<Vec<_>>(),
         all.iter().map(|record| signed(record.epoch)).collect::<Vec<_>>(),
-        all.iter().map(|record| record.endpoint.to_bytes().to_vec()).collect::<Vec<_>>(),
+        // Asked for beside what is known of its lane.
+        row::if_any(all.iter().map(|record| record.lane.as_ref().map(|_| record.endpoint.to_bytes().to_vec()))),
         all.iter().map(|record| seq_of(record)).collect::<Vec<_>>(),
         of_states(|state| Some(state.status)),
-        states.iter().map(|state| state.and_then(|state| state.due_at_ms)).collect::<Vec<_>>(),
-        states.iter().map(|state| state.and_then(|state| state.ended_at_ms)).collect::<Vec<_>>(),
+        row::if_any(states.iter().map(|state| state.and_then(|state| state.due_at_ms))),
+        row::if_any(states.iter().map(|state| state.and_then(|state| state.ended_at_ms))),
         of_states(|state| state.dead_reason),
         of_states(|state| state.cancel_reason),
         attempts.iter().map(|attempt| attempt.map(|attempt| number(attempt.number))).collect::<Vec<_>>(),
@@ -541,12 +540,12 @@ fn record_parameters<'a>(records: &[&'a Record], round: &[usize], are_late: bool
         of_attempts(|attempt| attempt.timings.tls.map(millis)),
         of_attempts(|attempt| attempt.timings.first_byte.map(millis)),
         of_attempts(|attempt| Some(millis(attempt.timeout))),
-        attempts.iter().map(|attempt| attempt.and_then(|attempt| optional_storable(attempt.preview.as_ref()))).collect::<Vec<_>>(),
-        attempts.iter().map(|attempt| attempt.and_then(|attempt| optional_storable(attempt.error.as_ref()))).collect::<Vec<_>>(),
+        row::if_any(attempts.iter().map(|attempt| attempt.and_then(|attempt| optional_storable(attempt.preview.as_ref())))),
+        row::if_any(attempts.iter().map(|attempt| attempt.and_then(|attempt| optional_storable(attempt.error.as_ref())))),
         of_attempts(|attempt| Some(attempt.attempted_at.as_millis())),
         attempts.iter().map(|attempt| attempt.map(|attempt| day_of(attempt.attempted_at))).collect::<Vec<_>>(),
         // A leaver has no say in the lane any more.
-        all.iter().map(|record| lane(record).filter(|_| !are_late).map(|lane| storable(&lane).into_owned())).collect::<Vec<_>>(),
+        row::if_any(all.iter().map(|record| lane(record).filter(|_| !are_late).map(|lane| storable(&lane).into_owned()))),
     ];
     if !are_late {
         let partitions: BTreeSet<i16> = all.iter().map(|record| partition_of_record(record)).collect();

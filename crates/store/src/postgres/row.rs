@@ -20,6 +20,12 @@ macro_rules! parameters {
 }
 pub(super) use parameters;
 
+/// A column that says nothing in any row is left empty, which PostgreSQL fills up: each that it has to take apart costs time.
+pub(super) fn if_any<T>(column: impl Iterator<Item = Option<T>>) -> Vec<Option<T>> {
+    let column: Vec<Option<T>> = column.collect();
+    if column.iter().any(Option::is_some) { column } else { Vec::new() }
+}
+
 pub(super) fn column<'a, T: FromSql<'a>>(row: &'a Row, name: &'static str) -> Result<T, Error> {
     row.try_get(name).map_err(corrupt(name))
 }

@@ -40,16 +40,19 @@ impl Sqlite {
             })
             .await?;
         // Said once: whoever dies from here on has not handed over.
-        let was_handed_over = self
+        let (was_handed_over, numbered) = self
             .write(SMALL, |connection, _| {
                 let delete = "DELETE FROM counters WHERE name = 'handed_over'";
-                Ok(connection.prepare_cached(delete)?.execute([])? > 0)
+                let was_handed_over = connection.prepare_cached(delete)?.execute([])? > 0;
+                let mut highest = connection.prepare_cached("SELECT coalesce(max(seq), 0) FROM deliveries")?;
+                Ok((was_handed_over, unsigned(highest.query_row([], |row| row.get(0))?)))
             })
             .await?;
         Ok(Ok(Claimed {
             partitions: (0..PARTITIONS).map(|partition| (partition, self.0.epoch)).collect(),
             handed_over: if was_handed_over { (0..PARTITIONS).collect() } else { vec![] },
             leave_alone,
+            numbered,
         }))
     }
 
