@@ -19,7 +19,7 @@ use utoipa::ToSchema;
 use crate::body::{self, MediaType};
 use crate::call::{Call, answer};
 use crate::catalogue::Catalogue;
-use crate::events::{NewEventBody, Published, check_tenant, commit, made_before};
+use crate::events::{NewEventBody, Published, check_tenant, commit};
 use crate::problem::Problem;
 
 /// So many are committed together: enough to share the cost of a flush, few enough that others get their turn.
@@ -75,8 +75,7 @@ pub(crate) async fn publish(mut call: Call) -> Result<Response, Problem> {
         results.push(None);
         let text = &bytes[item.clone()];
         match read(&call, &catalogue, text).await {
-            Ok((new, None)) => group.add(place, new, text.len()),
-            Ok((new, Some(stored))) => results[place] = Some(result(&new.event, stored)),
+            Ok(new) => group.add(place, new, text.len()),
             Err(error) => results[place] = Some(BatchResult::Refused(Refused { error })),
         }
         if group.is_full() {
@@ -103,8 +102,8 @@ fn result(event: &Event, stored: Stored) -> BatchResult {
     }
 }
 
-/// One event, and what became of it if that is known without publishing it.
-async fn read(call: &Call, catalogue: &Catalogue, text: &[u8]) -> Result<(NewEvent, Option<Stored>), Problem> {
+/// One event of it.
+async fn read(call: &Call, catalogue: &Catalogue, text: &[u8]) -> Result<NewEvent, Problem> {
     // The limit of one event is that of one event, wherever it is.
     if text.len() > call.app.options.body_bytes_max {
         return Err(Problem::too_large(call.app.options.body_bytes_max));
@@ -112,8 +111,7 @@ async fn read(call: &Call, catalogue: &Catalogue, text: &[u8]) -> Result<(NewEve
     let given: NewEventBody<'_> = body::parse(text)?;
     let new = given.read(&call.app, &call.caller, catalogue, None)?;
     check_tenant(&call.app, &new.event.tenant).await?;
-    let made_before = made_before(&call.app, &new).await?;
-    Ok((new, made_before))
+    Ok(new)
 }
 
 /// Events that will be committed together, with their places in the batch.

@@ -15,6 +15,7 @@ use posthaste_core::text::IdempotencyKey;
 use posthaste_store::{Audit, Change, Configured, Refusal};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
 use crate::body::{self, MediaType, Pieces, Whole};
@@ -213,6 +214,15 @@ pub(crate) fn no_content() -> Response {
     *response.status_mut() = StatusCode::NO_CONTENT;
     response
 }
+
+/// The version of what has no number of its own: the same for as long as it says the same.
+pub(crate) fn version_of(document: &Value) -> u64 {
+    let digest = Sha256::digest(document.to_string().as_bytes());
+    u64::from_be_bytes(*digest.first_chunk().expect("a digest is longer"))
+}
+
+/// How often a change is tried again when somebody else was faster.
+pub(crate) const TRIES_MAX: u32 = 20;
 
 /// With the version that `If-Match` takes.
 pub(crate) fn tagged(mut response: Response, version: u64) -> Response {

@@ -25,7 +25,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use crate::App;
-use crate::call::{Call, List, answer, no_content, ok, tagged, with_change};
+use crate::call::{Call, List, TRIES_MAX, answer, no_content, ok, tagged, with_change};
 use crate::given::{Given, check_read_only};
 use crate::observed::{HealthView, Observed, lanes_and_health};
 use crate::policies::{
@@ -39,8 +39,6 @@ use crate::tenants;
 const LIST: &str = "endpoints";
 /// What stands in answers for a value that is not shown.
 const MASKED: &str = "********";
-/// How often a change is tried again when somebody else was faster.
-const TRIES_MAX: u32 = 20;
 
 /// What is said about an endpoint. `null` goes back to what is inherited or to the default.
 #[derive(Clone, Default, Debug, Deserialize, ToSchema)]
@@ -481,7 +479,11 @@ pub(crate) async fn replace(
             Err(refusal) => return Err(refused(refusal)),
         }
     }
-    Err(Problem::unavailable("It is being changed by others all the time. Nothing was changed; try again."))
+    Err(changed_all_the_time())
+}
+
+pub(crate) fn changed_all_the_time() -> Problem {
+    Problem::unavailable("It is being changed by others all the time. Nothing was changed; try again.")
 }
 
 /// The fields that differ, for the audit log.

@@ -8,15 +8,15 @@ use posthaste_core::event::EventType;
 use posthaste_core::json;
 use posthaste_core::text::Version;
 use posthaste_core::time::Timestamp;
-use posthaste_store::Change;
+use posthaste_store::{Change, Refusal};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::call::{Call, List, answer, no_content, ok, with_change};
+use crate::call::{Call, List, TRIES_MAX, answer, no_content, ok, tagged, version_of, with_change};
 use crate::catalogue::{compile, validate};
-use crate::endpoints::refused;
+use crate::endpoints::{changed_all_the_time, refused};
 use crate::given::{Given, check_read_only};
 use crate::problem::Problem;
 
@@ -93,54 +93,65 @@ pub(crate) async fn create(call: Call) -> Result<Response, Problem> {
     check_read_only("deprecated_at", &given.deprecated_at, None)?;
     let name = std::mem::take(&mut given.name).value().ok_or_else(|| Problem::invalid("name", "missing field `name`"))?;
     let name = EventType::parse(&name).map_err(|error| Problem::invalid("name", error))?;
-    if find_entry(&call, &name).await?.is_some() {
-        return Err(Problem::conflict("There is such a type already."));
-    }
     let blank = Entry { name, description: String::new(), versions: vec![], deprecated_at: None, is_priority: false };
     let entry = given.lay_over(blank, call.app.store.now())?;
-    put(&call, "event-type.create", None, entry).await.map(|view| answer(StatusCode::CREATED, &view))
+    let audit = with_change(call.audit("event-type.create", &entry.name, None), None, Some(&document(&entry)));
+    match call.configure(Change::CreateEventType(Box::new(entry.clone())), audit).await? {
+        Ok(_) => Ok(shown(StatusCode::CREATED, &entry)),
+        Err(Refusal::Taken) => Err(Problem::conflict("There is such a type already.")),
+        Err(refusal) => Err(refused(refusal)),
+    }
 }
 
 pub(crate) async fn read(call: Call) -> Result<Response, Problem> {
-    Ok(ok(&view(&find(&call).await?)))
+    Ok(shown(StatusCode::OK, &find(&call).await?))
 }
 
+/// Reads, changes and writes it back; again if somebody else was faster, unless the caller has named a version.
 pub(crate) async fn change(call: Call) -> Result<Response, Problem> {
     let (call, body) = call.body().await?;
-    let mut given: EventTypeBody = body.parse()?;
-    let present = find(&call).await?;
-    let document = document(&present);
-    check_read_only("deprecated_at", &given.deprecated_at, document.get("deprecated_at"))?;
-    match std::mem::take(&mut given.name) {
-        Given::Absent => {}
-        Given::Is(name) if name == present.name.as_str() => {}
-        Given::Null | Given::Is(_) => return Err(Problem::invalid("name", "a type keeps its name")),
+    let given: EventTypeBody = body.parse()?;
+    let precondition = call.precondition();
+    for _ in 0..TRIES_MAX {
+        let present = find(&call).await?;
+        let before = document(&present);
+        precondition.check(version_of(&before))?;
+        check_read_only("deprecated_at", &given.deprecated_at, before.get("deprecated_at"))?;
+        match &given.name {
+            Given::Absent => {}
+            Given::Is(name) if name == present.name.as_str() => {}
+            Given::Null | Given::Is(_) => return Err(Problem::invalid("name", "a type keeps its name")),
+        }
+        let entry = given.clone().lay_over(present.clone(), call.app.store.now())?;
+        let audit = with_change(call.audit("event-type.change", &entry.name, None), Some(&before), Some(&document(&entry)));
+        let change = Change::ReplaceEventType { entry: Box::new(entry.clone()), expected: Box::new(present) };
+        match call.configure(change, audit).await? {
+            Ok(_) => return Ok(shown(StatusCode::OK, &entry)),
+            Err(Refusal::Stale) if precondition.is_given() => return Err(Problem::stale()),
+            Err(Refusal::Stale) => {}
+            Err(refusal) => return Err(refused(refusal)),
+        }
     }
-    let entry = given.lay_over(present, call.app.store.now())?;
-    put(&call, "event-type.change", Some(&document), entry).await.map(|view| ok(&view))
+    Err(changed_all_the_time())
 }
 
 pub(crate) async fn delete(call: Call) -> Result<Response, Problem> {
     let entry = find(&call).await?;
-    let audit = with_change(call.audit("event-type.delete", &entry.name, None), Some(&document(&entry)), None);
+    let before = document(&entry);
+    call.precondition().check(version_of(&before))?;
+    let audit = with_change(call.audit("event-type.delete", &entry.name, None), Some(&before), None);
     call.configure(Change::DeleteEventType { name: entry.name }, audit).await?.map_err(refused)?;
     Ok(no_content())
 }
 
-async fn put(call: &Call, action: &str, before: Option<&Value>, entry: Entry) -> Result<EventTypeView, Problem> {
-    let audit = with_change(call.audit(action, &entry.name, None), before, Some(&document(&entry)));
-    let view = view(&entry);
-    call.configure(Change::PutEventType(Box::new(entry)), audit).await?.map_err(refused)?;
-    Ok(view)
+fn shown(status: StatusCode, entry: &Entry) -> Response {
+    tagged(answer(status, &view(entry)), version_of(&document(entry)))
 }
 
 async fn find(call: &Call) -> Result<Entry, Problem> {
     let name = EventType::parse(&call.name).map_err(|_| Problem::not_found())?;
-    find_entry(call, &name).await?.ok_or_else(Problem::not_found)
-}
-
-async fn find_entry(call: &Call, name: &EventType) -> Result<Option<Entry>, Problem> {
-    Ok(call.app.store.event_types().await?.into_iter().find(|entry| entry.name == *name))
+    let entries = call.app.store.event_types().await?;
+    entries.into_iter().find(|entry| entry.name == name).ok_or_else(Problem::not_found)
 }
 
 impl EventTypeBody {

@@ -134,10 +134,7 @@ pub(crate) async fn publish(call: Call) -> Result<Response, Problem> {
     let new = given.read(&call.app, &call.caller, &catalogue, key)?;
     check_tenant(&call.app, &new.event.tenant).await?;
     let event = Arc::clone(&new.event);
-    let stored = match made_before(&call.app, &new).await? {
-        Some(stored) => stored,
-        None => commit(&call.app, vec![new]).await?.pop().expect("one answer for one event"),
-    };
+    let stored = commit(&call.app, vec![new]).await?.pop().expect("one answer for one event");
     let published = Published::show(&event, stored)?;
     let status = if published.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
     Ok(answer(status, &published))
@@ -153,34 +150,6 @@ pub(crate) async fn commit(app: &App, events: Vec<NewEvent>) -> Result<Vec<Store
         Err(error) => app.publishing.failed(error),
     }
     stored
-}
-
-/// Whether an id that was chosen is one that we have made for another event. Those are not remembered as chosen ones are, so
-/// what was published is compared with what is there. Only an id of our own form can be one, and nobody chooses such an id
-/// unless it was read here or on another server.
-pub(crate) async fn made_before(app: &App, new: &NewEvent) -> Result<Option<Stored>, Problem> {
-    let event = &new.event;
-    if !new.is_id_chosen || !has_our_form(&event.id) {
-        return Ok(None);
-    }
-    let Some(row) = app.store.event(Some(event.tenant.clone()), event.id.clone()).await? else { return Ok(None) };
-    let is_the_same = row.event_type == event.event_type
-        && row.version == event.version
-        && (event.timestamp == event.accepted_at || event.timestamp == row.timestamp)
-        && row.data.as_ref() == Some(&event.data)
-        && row.labels == event.labels
-        && row.ordering_key == event.ordering_key
-        && row.timing == event.timing;
-    if !is_the_same {
-        return Ok(Some(Stored::Conflict));
-    }
-    let deliveries = u32::try_from(row.deliveries.iter().sum::<u64>()).unwrap_or(u32::MAX);
-    Ok(Some(Stored::Duplicate { event: row.id, event_type: row.event_type, timestamp: row.timestamp, deliveries }))
-}
-
-fn has_our_form(id: &EventId) -> bool {
-    let made = id.as_str().strip_prefix(EventId::PREFIX);
-    made.is_some_and(|made| made.len() == 26 && made.bytes().all(|byte| byte.is_ascii_digit() || byte.is_ascii_lowercase()))
 }
 
 /// Where tenants have to be made first, this one has to be there.

@@ -4,6 +4,7 @@
 //! line, the dashboard and the portal all come through the same table of routes (`routes.rs`).
 
 mod audit;
+mod backlog;
 mod batch;
 mod body;
 mod call;
@@ -129,6 +130,7 @@ struct Shared {
     uses: Uses,
     budget: Budget,
     publishing: Publishing,
+    backlogs: backlog::Counted,
     streams: Arc<tokio::sync::Semaphore>,
     /// The OpenAPI document and its page, made once.
     document: docs::Document,
@@ -153,6 +155,7 @@ pub fn router(store: Arc<dyn Store>, options: Options, admin_key: &str) -> Route
         uses: Uses::default(),
         budget: Budget::new(options.bodies_bytes_max),
         publishing: Publishing::default(),
+        backlogs: backlog::Counted::default(),
         streams: Arc::new(tokio::sync::Semaphore::new(options.streams_max)),
         document: docs::Document::new(&table),
         uses_written: parking_lot::Mutex::new(std::time::Instant::now()),

@@ -62,6 +62,10 @@ impl Observed {
         self.lane.as_ref().is_some_and(|lane| lane.in_flight.contains(&delivery))
     }
 
+    pub(crate) fn in_flight_count(&self) -> u64 {
+        self.lane.as_ref().map_or(0, |lane| lane.in_flight.len() as u64)
+    }
+
     pub(crate) fn health(&self) -> HealthView {
         let health = self.lane.as_ref().map_or_else(Health::default, |lane| lane.memory.health);
         let score = (self.successes * 100).checked_div(self.attempts).unwrap_or(100);

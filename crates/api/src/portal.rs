@@ -15,10 +15,11 @@ use posthaste_core::id::TenantId;
 use posthaste_core::time::Timestamp;
 use posthaste_store::KeyScope;
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use sha2::Sha256;
 use utoipa::ToSchema;
 
-use crate::call::{Call, answer};
+use crate::call::{Call, answer, with_change};
 use crate::credentials::Scopes;
 use crate::problem::Problem;
 
@@ -133,7 +134,7 @@ pub(crate) struct NewPortalLink {
     expires_in_seconds: Option<u64>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, ToSchema)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 enum Permission {
     View,
@@ -178,7 +179,10 @@ pub(crate) async fn create(call: Call) -> Result<Response, Problem> {
         tenant,
     };
     let expires_at = token.expires_at.to_rfc3339();
-    tracing::info!(actor = %call.caller.actor, tenant = %token.tenant, "a portal link was made");
+    // The token itself is a credential, and is written down nowhere.
+    let granted = json!({"permissions": new.permissions, "expires_at": expires_at});
+    let audit = call.audit("portal-link.create", &token.tenant, Some(&token.tenant));
+    call.app.store.note(with_change(audit, None, Some(&granted))).await?;
     let url =
         format!("{}/portal#token={}", call.app.options.public_url.trim_end_matches('/'), token.write(&call.app.options.portal_key));
     Ok(answer(StatusCode::CREATED, &PortalLink { url, expires_at }))

@@ -380,16 +380,22 @@ pub(crate) fn table() -> Vec<Route> {
             .gives::<tenants::TenantView>(200, "The tenant."),
         put("/v1/tenants/{id}", "putTenant", Access::ServerWide(Admin), tenants::put)
             .says("Make a tenant, or replace all that is said about it.")
+            .heeds(IF_MATCH)
             .takes::<tenants::TenantBody>("")
             .gives::<tenants::TenantView>(201, "It was made.")
-            .gives::<tenants::TenantView>(200, "It was replaced."),
+            .gives::<tenants::TenantView>(200, "It was replaced.")
+            .refuses(&[412]),
         patch("/v1/tenants/{id}", "changeTenant", Access::ServerWide(Admin), tenants::change)
             .says("Change what is given; `null` goes back to the default.")
+            .heeds(IF_MATCH)
             .takes::<tenants::TenantBody>("")
-            .gives::<tenants::TenantView>(200, "The tenant as it is now."),
+            .gives::<tenants::TenantView>(200, "The tenant as it is now.")
+            .refuses(&[412]),
         delete("/v1/tenants/{id}", "deleteTenant", Access::ServerWide(Admin), tenants::delete)
             .says("Delete it with its endpoints and keys. Its history goes by and by.")
-            .gives_nothing(),
+            .heeds(IF_MATCH)
+            .gives_nothing()
+            .refuses(&[412]),
         // Event types.
         get("/v1/event-types", "listEventTypes", Access::Scope(Read), event_types::list)
             .says("The catalogue, in the order of names.")
@@ -406,11 +412,15 @@ pub(crate) fn table() -> Vec<Route> {
             .gives::<event_types::EventTypeView>(200, "The type."),
         patch("/v1/event-types/{name}", "changeEventType", Access::ServerWide(Manage), event_types::change)
             .says("Change what is given.")
+            .heeds(IF_MATCH)
             .takes::<event_types::EventTypeBody>("")
-            .gives::<event_types::EventTypeView>(200, "The type as it is now."),
+            .gives::<event_types::EventTypeView>(200, "The type as it is now.")
+            .refuses(&[412]),
         delete("/v1/event-types/{name}", "deleteEventType", Access::ServerWide(Manage), event_types::delete)
             .says("Remove it from the catalogue. Events of that type are delivered all the same.")
-            .gives_nothing(),
+            .heeds(IF_MATCH)
+            .gives_nothing()
+            .refuses(&[412]),
         // Who may do what, and who did.
         get("/v1/keys", "listKeys", Access::Scope(Admin), keys::list)
             .says("Keys, newest first, also revoked and expired ones. The keys themselves are kept nowhere.")
@@ -439,11 +449,12 @@ pub(crate) fn table() -> Vec<Route> {
         get("/v1/stats", "readStats", Access::Scope(Read), statistics::overview)
             .says("What the dashboard's first page shows.")
             .asks(&[TENANT, FROM, TO])
-            .gives::<statistics::Stats>(200, "Counts."),
+            .gives::<statistics::Overview>(200, "Counts, and what waits and why."),
         get("/v1/stream", "stream", Access::Scope(Read), stream::follow)
-            .says("Deliveries as they change, as server-sent events.")
+            .says("Deliveries as they change, as server-sent events: `delivery` with one as it stands, `missed` with how many there was no time for, `lagging` when more wait than are followed. After a break `Last-Event-ID` goes on where it was.")
             .asks(&[TENANT, ENDPOINT])
-            .gives_as(200, "A stream of `delivery` events.", None, "text/event-stream"),
+            .heeds(&["Last-Event-ID"])
+            .gives_as(200, "A stream of events.", None, "text/event-stream"),
         get("/v1/cluster", "readCluster", Access::ServerWide(Read), cluster::read)
             .says("The nodes that are alive.")
             .gives::<cluster::ClusterView>(200, "The cluster."),

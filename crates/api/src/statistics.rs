@@ -12,6 +12,7 @@ use posthaste_store::{Counts, MINUTES_KEPT, StatisticsQuery, StatisticsStep};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use crate::backlog::BacklogView;
 use crate::call::{Call, ok};
 use crate::endpoints::find;
 use crate::observed::HealthView;
@@ -42,6 +43,14 @@ pub(crate) struct Stats {
     step_seconds: u64,
     /// The oldest first; without those in which nothing happened.
     steps: Vec<Step>,
+}
+
+/// What the dashboard's first page shows.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Overview {
+    #[serde(flatten)]
+    stats: Stats,
+    backlog: BacklogView,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -78,8 +87,11 @@ pub(crate) async fn overview(call: Call) -> Result<Response, Problem> {
     let asked = call.query.tenant()?;
     let range = Range::read(&call)?;
     // Of somebody else's tenant there is nothing to count.
-    let Ok(tenant) = call.caller.narrowed_to(asked) else { return Ok(ok(&range.show(&[]))) };
-    Ok(ok(&range.ask(&call, tenant, None).await?))
+    let Ok(tenant) = call.caller.narrowed_to(asked) else {
+        return Ok(ok(&Overview { stats: range.show(&[]), backlog: BacklogView::empty(call.app.store.now()) }));
+    };
+    let backlog = call.app.backlogs.read(&call.app, tenant.clone()).await?;
+    Ok(ok(&Overview { stats: range.ask(&call, tenant, None).await?, backlog }))
 }
 
 pub(crate) async fn of_endpoint(call: Call) -> Result<Response, Problem> {

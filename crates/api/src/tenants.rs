@@ -8,14 +8,14 @@ use posthaste_core::destination::Destination;
 use posthaste_core::endpoint::Metadata;
 use posthaste_core::id::TenantId;
 use posthaste_core::tenant::{Retention, Share, Tenant};
-use posthaste_store::{Change, StoredTenant};
+use posthaste_store::{Change, Refusal, StoredTenant};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::App;
-use crate::call::{Call, List, answer, no_content, ok, with_change};
-use crate::endpoints::refused;
+use crate::call::{Call, List, TRIES_MAX, answer, no_content, ok, tagged, version_of, with_change};
+use crate::endpoints::{changed_all_the_time, refused};
 use crate::given::{Given, check_read_only};
 use crate::policies::{DefaultsBody, DefaultsView, RateLimitBody};
 use crate::problem::Problem;
@@ -137,7 +137,7 @@ pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
 
 pub(crate) async fn read(call: Call) -> Result<Response, Problem> {
     let id = TenantId::parse(&call.name).map_err(|_| Problem::not_found())?;
-    Ok(ok(&view(&find(&call, &id).await?.ok_or_else(Problem::not_found)?)))
+    Ok(shown(StatusCode::OK, &find(&call, &id).await?.ok_or_else(Problem::not_found)?))
 }
 
 async fn find(call: &Call, id: &TenantId) -> Result<Option<StoredTenant>, Problem> {
@@ -153,43 +153,80 @@ pub(crate) async fn put(call: Call) -> Result<Response, Problem> {
     let (call, body) = call.body().await?;
     let given: TenantBody = body.parse()?;
     let present = find(&call, &id).await?;
-    let document = present.as_ref().map(document);
-    given.check_read_only_fields(&id, document.as_ref())?;
+    if present.is_none() && call.precondition().is_given() {
+        return Err(Problem::stale());
+    }
+    if present.is_some() {
+        let blank = |_: &StoredTenant| (Tenant::new(id.clone()), Extra::default());
+        return replace(&call, "tenant.replace", &id, &given, blank).await;
+    }
+    given.check_read_only_fields(&id, None)?;
     let (tenant, extra) = given.lay_over(&call.app, Tenant::new(id.clone()), Extra::default())?;
-    let action = if present.is_some() { "tenant.replace" } else { "tenant.create" };
-    let stored = write(&call, action, document.as_ref(), tenant, &extra).await?;
-    let status = if present.is_some() { StatusCode::OK } else { StatusCode::CREATED };
-    Ok(answer(status, &view(&stored)))
+    let stored = StoredTenant { tenant, version: 0, created_at: call.app.store.now(), extra: written(&extra) };
+    let audit = with_change(call.audit("tenant.create", &id, Some(&id)), None, Some(&document(&stored)));
+    let change = Change::PutTenant { tenant: Box::new(stored.tenant), extra: stored.extra };
+    call.configure(change, audit).await?.map_err(refused)?;
+    let stored = call.app.store.tenant(id).await?.ok_or_else(Problem::not_found)?;
+    Ok(shown(StatusCode::CREATED, &stored))
 }
 
 pub(crate) async fn change(call: Call) -> Result<Response, Problem> {
     let id = TenantId::parse(&call.name).map_err(|_| Problem::not_found())?;
     let (call, body) = call.body().await?;
     let given: TenantBody = body.parse()?;
-    let present = find(&call, &id).await?.ok_or_else(Problem::not_found)?;
-    let document = document(&present);
-    given.check_read_only_fields(&id, Some(&document))?;
-    let (tenant, extra) = given.lay_over(&call.app, present.tenant.clone(), extra(&present))?;
-    let stored = write(&call, "tenant.change", Some(&document), tenant, &extra).await?;
-    Ok(ok(&view(&stored)))
+    replace(&call, "tenant.change", &id, &given, |present| (present.tenant.clone(), extra(present))).await
 }
 
 pub(crate) async fn delete(call: Call) -> Result<Response, Problem> {
     let id = TenantId::parse(&call.name).map_err(|_| Problem::not_found())?;
     let present = find(&call, &id).await?.ok_or_else(Problem::not_found)?;
-    let audit = with_change(call.audit("tenant.delete", &id, Some(&id)), Some(&document(&present)), None);
+    let before = document(&present);
+    call.precondition().check(version_of(&before))?;
+    let audit = with_change(call.audit("tenant.delete", &id, Some(&id)), Some(&before), None);
     call.configure(Change::DeleteTenant { tenant: id }, audit).await?.map_err(refused)?;
     Ok(no_content())
 }
 
-async fn write(call: &Call, action: &str, before: Option<&Value>, tenant: Tenant, extra: &Extra) -> Result<StoredTenant, Problem> {
-    let id = tenant.id.clone();
-    let extra = serde_json::to_string(extra).expect("texts and numbers");
-    let now = call.app.store.now();
-    let after = document(&StoredTenant { tenant: tenant.clone(), version: 0, created_at: now, extra: extra.clone() });
-    let audit = with_change(call.audit(action, &id, Some(&id)), before, Some(&after));
-    call.configure(Change::PutTenant { tenant: Box::new(tenant), extra }, audit).await?.map_err(refused)?;
-    call.app.store.tenant(id).await?.ok_or_else(Problem::not_found)
+/// Reads, lays what was given over it or over a blank one, and writes it back; again if somebody else was faster, unless the
+/// caller has named a version.
+async fn replace(
+    call: &Call,
+    action: &str,
+    id: &TenantId,
+    given: &TenantBody,
+    begin: impl Fn(&StoredTenant) -> (Tenant, Extra),
+) -> Result<Response, Problem> {
+    let precondition = call.precondition();
+    for _ in 0..TRIES_MAX {
+        let present = find(call, id).await?.ok_or_else(Problem::not_found)?;
+        let before = document(&present);
+        precondition.check(version_of(&before))?;
+        given.check_read_only_fields(id, Some(&before))?;
+        let (tenant, extra) = begin(&present);
+        let (tenant, extra) = given.clone().lay_over(&call.app, tenant, extra)?;
+        let stored = StoredTenant { tenant, extra: written(&extra), ..present.clone() };
+        let audit = with_change(call.audit(action, id, Some(id)), Some(&before), Some(&document(&stored)));
+        let change = Change::ReplaceTenant {
+            tenant: Box::new(stored.tenant.clone()),
+            extra: stored.extra.clone(),
+            expected: Box::new((present.tenant, present.extra)),
+        };
+        match call.configure(change, audit).await? {
+            Ok(_) => return Ok(shown(StatusCode::OK, &stored)),
+            Err(Refusal::Stale) if precondition.is_given() => return Err(Problem::stale()),
+            Err(Refusal::Stale) => {}
+            Err(refusal) => return Err(refused(refusal)),
+        }
+    }
+    Err(changed_all_the_time())
+}
+
+fn written(extra: &Extra) -> String {
+    serde_json::to_string(extra).expect("texts and numbers")
+}
+
+fn shown(status: StatusCode, stored: &StoredTenant) -> Response {
+    tagged(answer(status, &view(stored)), version_of(&document(stored)))
 }
 
 impl TenantBody {

@@ -2,6 +2,7 @@
 
 mod accept;
 mod bench;
+mod client;
 mod demo;
 mod descriptors;
 mod keys;
@@ -23,7 +24,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// Webhook delivery that never loses an event.
 #[derive(Parser)]
-#[command(version, about)]
+#[command(version, about, after_help = client::EXIT_CODES)]
 struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -40,6 +41,14 @@ enum Command {
     Demo(demo::Demo),
     /// Measure it on this machine, beside what the machine can do without it
     Bench(bench::Bench),
+    #[command(flatten)]
+    Client(Box<client::ClientCommand>),
+    /// Check a signature by hand, without a server
+    Verify(Box<client::Verify>),
+    /// Print the OpenAPI document, without a server
+    Openapi,
+    /// Print what a shell needs to complete commands, as in `posthaste completions bash > ~/.local/share/bash-completion/completions/posthaste`
+    Completions { shell: clap_complete::Shell },
 }
 
 fn main() -> ExitCode {
@@ -53,6 +62,10 @@ fn main() -> ExitCode {
             log_quietly();
             ended(bench::run(&bench))
         }
+        Command::Client(command) => client::run(*command),
+        Command::Verify(verify) => client::verify(&verify),
+        Command::Openapi => client::openapi(),
+        Command::Completions { shell } => client::completions::<Arguments>(shell),
     }
 }
 

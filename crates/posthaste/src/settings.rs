@@ -8,7 +8,7 @@ mod rule;
 mod source;
 
 use std::fmt::Write;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -330,6 +330,38 @@ impl Settings {
 /// What a command that is not the server logs: little, unless it is asked for.
 pub(crate) fn log_levels_of_commands() -> String {
     std::env::var("POSTHASTE_LOG").ok().filter(|levels| !levels.is_empty()).unwrap_or_else(|| "error".to_owned())
+}
+
+/// What a command that is a client of the API goes by, where no flag says otherwise.
+// No `Debug`: it holds keys.
+pub(crate) struct ClientSettings {
+    pub(crate) url: Option<String>,
+    pub(crate) api_key: Option<String>,
+    /// The server of this machine, as its own settings have it.
+    pub(crate) local_url: String,
+    pub(crate) data_dir: PathBuf,
+    pub(crate) admin_key: Option<String>,
+}
+
+/// Mistakes in the server's settings are the server's to tell.
+pub(crate) fn of_client() -> ClientSettings {
+    let (settings, _) = understood(Given::gather(&Flags::default(), std::env::vars_os()));
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let [url, api_key] = source::VARIABLES_OF_CLIENTS.map(variable);
+    let listen = settings.listen;
+    // Nobody can call "every address".
+    let host = match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        ip @ (IpAddr::V4(_) | IpAddr::V6(_)) => ip,
+    };
+    ClientSettings {
+        url,
+        api_key,
+        local_url: format!("http://{}", SocketAddr::new(host, listen.port())),
+        data_dir: settings.data_dir,
+        admin_key: settings.admin_key.map(|key| key.0),
+    }
 }
 
 /// What was understood, as a file that would say the same. Secrets are not shown.

@@ -79,11 +79,25 @@ pub enum Change {
         tenant: Box<Tenant>,
         extra: String,
     },
+    /// The same for one that is there, if what was said about it is still what the caller has read. Endpoints that come and go
+    /// meanwhile do not matter.
+    ReplaceTenant {
+        tenant: Box<Tenant>,
+        extra: String,
+        expected: Box<(Tenant, String)>,
+    },
     /// With its endpoints. Its history goes by and by.
     DeleteTenant {
         tenant: TenantId,
     },
     PutEventType(Box<catalogue::Entry>),
+    /// If there is none of that name.
+    CreateEventType(Box<catalogue::Entry>),
+    /// If it is still what the caller has read.
+    ReplaceEventType {
+        entry: Box<catalogue::Entry>,
+        expected: Box<catalogue::Entry>,
+    },
     DeleteEventType {
         name: EventType,
     },

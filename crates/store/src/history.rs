@@ -78,6 +78,15 @@ pub struct DeliveryQuery {
     pub limit: usize,
 }
 
+/// Whose rows, and after which.
+#[derive(Clone, PartialEq, Default, Debug)]
+pub struct MadeAfter {
+    pub tenant: Option<TenantId>,
+    pub endpoint: Option<EndpointId>,
+    pub after: Seq,
+    pub limit: usize,
+}
+
 /// Where a page begins; only the store knows what it means.
 pub type Cursor = u128;
 

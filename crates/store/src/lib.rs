@@ -6,6 +6,7 @@
 //! [`Store`] is kept by two databases: SQLite in a directory of its own, and PostgreSQL for many nodes. Both pass the same
 //! suite (`tests/conformance`), so that nobody has to know which it is.
 
+mod backlog;
 mod clock;
 mod cluster;
 mod columns;
@@ -38,6 +39,7 @@ use posthaste_core::id::{DeliveryId, EndpointId, EventId, KeyId, ReplayId, Tenan
 use posthaste_core::scheduler::{Seq, Want};
 use posthaste_core::time::Timestamp;
 
+pub use backlog::{Backlog, BacklogQuery, LaneBacklog, Waiting};
 pub use cluster::{Claimed, Epoch, HandedOver, LEASE, LeaveAlone, NodeId, PARTITIONS, Partition, partition_of};
 pub use commands::{Asked, COMMAND_MAX, Command, Commanded, Commands};
 pub use configuration::{
@@ -48,7 +50,7 @@ pub use delivering::{
     AttemptRecord, Body, BodyError, LaneShown, LaneState, Record, Recorded, RecordedAs, Swept, TakenUp, Timings, WindowRows,
 };
 pub use feed::{Fed, Feed};
-pub use history::{Cursor, DeliveryQuery, DeliveryRow, EventQuery, EventRow, Page, StatusFilter};
+pub use history::{Cursor, DeliveryQuery, DeliveryRow, EventQuery, EventRow, MadeAfter, Page, StatusFilter};
 pub use housekeeping::{Housekeeping, Overdue, OverdueReason, SweptAway};
 pub use options::Options;
 pub use postgres::Postgres;
@@ -98,6 +100,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn keys(&self, before: Option<KeyId>, limit: usize) -> Answer<'_, Vec<Key>>;
     /// When keys were last used, collected by the caller over some time. Keys that are gone are passed over.
     fn keys_used(&self, used: Vec<(KeyId, Timestamp)>) -> Answer<'_, ()>;
+    /// Writes down what somebody did that changes nothing here.
+    fn note(&self, audit: Audit) -> Answer<'_, ()>;
     /// Newest first.
     fn audit(&self, tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> Answer<'_, Vec<AuditRow>>;
 
@@ -148,12 +152,19 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn count(&self, minutes: Vec<Minute>) -> Answer<'_, ()>;
     /// Sums of them, by steps of time, the oldest first; without steps in which nothing was counted.
     fn statistics(&self, query: StatisticsQuery) -> Answer<'_, Vec<StatisticsStep>>;
+    /// What waits, counted over a bounded number of rows.
+    fn backlog(&self, query: BacklogQuery) -> Answer<'_, Backlog>;
 
     // History.
 
     fn delivery(&self, id: DeliveryId) -> Answer<'_, Option<DeliveryRow>>;
     /// Newest first. A page looks at a bounded number of rows, so it may be short and still not be the last.
     fn deliveries(&self, query: DeliveryQuery) -> Answer<'_, Page<DeliveryRow>>;
+    /// The rows that were made after one, in their order. Where other processes write too, one with a smaller number may still come
+    /// for as long as a commit takes.
+    fn made_after(&self, query: MadeAfter) -> Answer<'_, Vec<Seq>>;
+    /// Deliveries by their rows, in no order; without those that are gone.
+    fn deliveries_at(&self, rows: Vec<Seq>) -> Answer<'_, Vec<DeliveryRow>>;
     /// Dead and not retried, the newest death first.
     fn dead_letters(&self, query: DeliveryQuery) -> Answer<'_, Page<DeliveryRow>>;
     /// Every try of a delivery, first to last.

@@ -6,6 +6,8 @@ use posthaste_core::event::{Event, EventType};
 use posthaste_core::id::EventId;
 use posthaste_core::time::Timestamp;
 
+use crate::{Error, EventRow};
+
 /// An event that somebody wants to be known.
 #[derive(Clone, PartialEq, Debug)]
 pub struct NewEvent {
@@ -31,4 +33,59 @@ pub enum Published {
     },
     /// The same key or id, and another body.
     Conflict,
+}
+
+impl NewEvent {
+    /// Whether the id that was chosen may be one that a server has made for another event. Those are not remembered as chosen ones
+    /// are. Only an id of our own form can be one, and nobody chooses such an id unless it was read here or on another server.
+    fn has_an_id_like_ours(&self) -> bool {
+        let made = self.event.id.as_str().strip_prefix(EventId::PREFIX);
+        let is_ours = |made: &str| made.len() == 26 && made.bytes().all(|byte| byte.is_ascii_digit() || byte.is_ascii_lowercase());
+        self.is_id_chosen && made.is_some_and(is_ours)
+    }
+
+    /// What to answer whose id another event has: there is no fingerprint of it, so that the events themselves are compared.
+    fn beside(&self, row: EventRow) -> Published {
+        let event = &self.event;
+        let is_the_same = row.event_type == event.event_type
+            && row.version == event.version
+            // A time that was not given is that of its acceptance.
+            && (event.timestamp == event.accepted_at || event.timestamp == row.timestamp)
+            && row.data.as_ref() == Some(&event.data)
+            && row.labels == event.labels
+            && row.ordering_key == event.ordering_key
+            && row.timing == event.timing;
+        if !is_the_same {
+            return Published::Conflict;
+        }
+        let deliveries = u32::try_from(row.deliveries.iter().sum::<u64>()).unwrap_or(u32::MAX);
+        Published::Duplicate { event: row.id, event_type: row.event_type, timestamp: row.timestamp, deliveries }
+    }
+}
+
+/// Finds out which of the ids that were chosen are ours, and answers for those; the rest is to be written. An id is there for
+/// long before anybody can choose it, so that a look before the transaction is enough.
+pub(crate) async fn answer_for_our_ids<F>(
+    events: Vec<NewEvent>,
+    mut find: impl FnMut(&Event) -> F,
+) -> Result<(Vec<NewEvent>, Vec<Option<Published>>), Error>
+where
+    F: Future<Output = Result<Option<EventRow>, Error>>,
+{
+    let (mut unanswered, mut answers) = (Vec::with_capacity(events.len()), Vec::with_capacity(events.len()));
+    for new in events {
+        let found = if new.has_an_id_like_ours() { find(&new.event).await? } else { None };
+        let answer = found.map(|row| new.beside(row));
+        if answer.is_none() {
+            unanswered.push(new);
+        }
+        answers.push(answer);
+    }
+    Ok((unanswered, answers))
+}
+
+/// All answers, in the order of the events.
+pub(crate) fn merge(answers: Vec<Option<Published>>, written: Vec<Published>) -> Vec<Published> {
+    let mut written = written.into_iter();
+    answers.into_iter().map(|answer| answer.or_else(|| written.next()).expect("an answer for each that was written")).collect()
 }

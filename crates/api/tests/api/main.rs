@@ -21,6 +21,7 @@ macro_rules! on_both_databases {
     };
 }
 
+mod backlog;
 mod batch;
 mod canaries;
 mod conventions;
@@ -38,3 +39,4 @@ mod server;
 mod stream;
 mod tenancy;
 mod tenants;
+mod versions;

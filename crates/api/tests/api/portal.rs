@@ -51,3 +51,16 @@ async fn a_portal_token_is_a_credential_with_its_permissions_for_one_tenant() {
     }
     server.call(ADMIN, "POST", "/v1/portal-links", r#"{"tenant": "nobody", "permissions": ["view"]}"#).await.expect(404);
 }
+
+#[tokio::test]
+async fn who_made_a_link_is_in_the_audit_log_and_the_token_is_not() {
+    let server = Server::new("portal-audit");
+    server.call(ADMIN, "PUT", "/v1/tenants/acme", "{}").await.expect(201);
+    let token = token(&server, r#""view", "secrets""#).await;
+    let audit = server.get("/v1/audit?tenant=acme&limit=1").await;
+    assert!(!audit.text().contains(&token) && !audit.text().contains("phl_"), "{}", audit.text());
+    let entry = &audit.expect(200)["data"][0];
+    assert_eq!((&entry["action"], &entry["subject"]), (&"portal-link.create".into(), &"acme".into()));
+    assert_eq!(entry["after"]["permissions"], serde_json::json!(["view", "secrets"]));
+    assert!(entry["after"]["expires_at"].is_string());
+}

@@ -14,7 +14,7 @@ use super::{Setting, table};
 const PREFIX: &str = "POSTHASTE_";
 const CONFIG_VARIABLE: &str = "POSTHASTE_CONFIG";
 /// For the command line as a client, not for the server.
-const VARIABLES_OF_CLIENTS: [&str; 2] = ["POSTHASTE_URL", "POSTHASTE_API_KEY"];
+pub(super) const VARIABLES_OF_CLIENTS: [&str; 2] = ["POSTHASTE_URL", "POSTHASTE_API_KEY"];
 const FILE: &str = "posthaste.toml";
 /// A file of settings that is larger than this is something else.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;

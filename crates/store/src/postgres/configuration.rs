@@ -150,6 +150,11 @@ impl Database {
         Ok(())
     }
 
+    pub(super) async fn note(&self, audit: Audit) -> Result<(), Error> {
+        let audit = &audit;
+        self.transact(|connection| async move { write_audit(&connection, audit, self.clock_now()).await }).await
+    }
+
     pub(super) async fn audit(
         &self,
         tenant: Option<TenantId>,
@@ -218,11 +223,25 @@ async fn apply(
             Ok(Ok(stored.version + 1))
         }
         Change::PutTenant { tenant, extra } => put_tenant(connection, tenant, extra, now).await,
-        Change::DeleteTenant { tenant } => delete_tenant(connection, tenant, now).await,
-        Change::PutEventType(entry) => {
-            connection.execute(PUT_EVENT_TYPE, &[&entry.name.as_str(), &document::catalogue_entry(entry)]).await?;
-            raise(connection, "catalogue").await.map(Ok)
+        Change::ReplaceTenant { tenant: changed, extra, expected } => {
+            let present = connection.query_opt(SELECT_PRESENT_TENANT, &[&changed.id.as_str()]).await?;
+            let Some(present) = present.as_ref().map(tenant_from_row).transpose()? else { return Ok(Err(Refusal::NotFound)) };
+            if (present.tenant, present.extra) != **expected {
+                return Ok(Err(Refusal::Stale));
+            }
+            put_tenant(connection, changed, extra, now).await
         }
+        Change::DeleteTenant { tenant } => delete_tenant(connection, tenant, now).await,
+        Change::PutEventType(entry) => put_event_type(connection, entry).await,
+        Change::CreateEventType(entry) => match present_event_type(connection, &entry.name).await? {
+            Some(_) => Ok(Err(Refusal::Taken)),
+            None => put_event_type(connection, entry).await,
+        },
+        Change::ReplaceEventType { entry, expected } => match present_event_type(connection, &entry.name).await? {
+            None => Ok(Err(Refusal::NotFound)),
+            Some(present) if present != **expected => Ok(Err(Refusal::Stale)),
+            Some(_) => put_event_type(connection, entry).await,
+        },
         Change::DeleteEventType { name } => {
             let deleted = connection.execute(DELETE_EVENT_TYPE, &[&name.as_str()]).await?;
             if deleted == 0 { Ok(Err(Refusal::NotFound)) } else { raise(connection, "catalogue").await.map(Ok) }
@@ -236,6 +255,18 @@ async fn apply(
     }
 }
 
+async fn put_event_type(connection: &Connection, entry: &catalogue::Entry) -> Result<Result<u64, Refusal>, Problem> {
+    connection.execute(PUT_EVENT_TYPE, &[&entry.name.as_str(), &document::catalogue_entry(entry)]).await?;
+    raise(connection, "catalogue").await.map(Ok)
+}
+
+async fn present_event_type(connection: &Connection, name: &EventType) -> Result<Option<catalogue::Entry>, Problem> {
+    let row = connection.query_opt(SELECT_PRESENT_EVENT_TYPE, &[&name.as_str()]).await?;
+    Ok(row.as_ref().map(event_type).transpose()?)
+}
+
+const SELECT_PRESENT_TENANT: &str = "SELECT * FROM tenants WHERE id = $1 AND deleted_at_ms IS NULL FOR UPDATE";
+const SELECT_PRESENT_EVENT_TYPE: &str = "SELECT * FROM event_types WHERE name = $1 FOR UPDATE";
 const DELETE_ENDPOINT: &str = "UPDATE endpoints SET deleted_at_ms = $2, version = version + 1 WHERE id = $1";
 const PUT_EVENT_TYPE: &str =
     "INSERT INTO event_types (name, document) VALUES ($1, $2) ON CONFLICT (name) DO UPDATE SET document = excluded.document";

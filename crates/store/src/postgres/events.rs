@@ -26,6 +26,7 @@ use super::slots::{Slot, Table, end_of, slot_of};
 use super::{Database, Postgres, configuration};
 use crate::columns::{class_code, digest, lines, millis, signed, state_columns, unsigned};
 use crate::feed::Fed;
+use crate::publishing::{answer_for_our_ids, merge};
 use crate::routing::{Planned, Routing, Versions};
 use crate::{Error, NewEvent, Published, partition_of};
 
@@ -96,6 +97,8 @@ fn count(deliveries: usize) -> u32 {
 
 impl Postgres {
     pub(super) async fn publish_in_a_group(&self, events: Vec<NewEvent>) -> Result<Vec<Published>, Error> {
+        let find = |event: &Event| self.0.database.event(Some(event.tenant.clone()), event.id.clone());
+        let (events, answers) = answer_for_our_ids(events, find).await?;
         let mut plans = Vec::with_capacity(events.len());
         let mut bytes = 0;
         for new in events {
@@ -104,7 +107,7 @@ impl Postgres {
             bytes += plan.new.event.data.as_str().len() + ROW_BYTES * (1 + plan.chosen.len());
             plans.push(plan);
         }
-        self.0.publishing.write(bytes, plans).await
+        Ok(merge(answers, self.0.publishing.write(bytes, plans).await?))
     }
 }
 

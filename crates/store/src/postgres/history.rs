@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use posthaste_core::event::EventType;
 use posthaste_core::id::{AttemptId, DeliveryId, EndpointId, EventId, ReplayId, TenantId};
+use posthaste_core::scheduler::Seq;
 use posthaste_core::text::{IdempotencyKey, OrderingKey, Version};
 use tokio_postgres::Row;
 
@@ -11,9 +12,11 @@ use super::connection::{Connection, Problem};
 use super::lanes::Place;
 use super::slots::{day_of, slot};
 use super::{Database, lanes, row};
-use crate::columns::{StateColumns, checked_data, corrupt, duration, labels, limit, outcome, state, unsigned};
+use crate::columns::{StateColumns, checked_data, corrupt, duration, labels, limit, outcome, signed, state, unsigned};
 use crate::history::{SCAN_ROWS_MAX, cursor_of_dead, read_cursor_of_dead, read_cursor_of_seq};
-use crate::{AttemptRecord, Cursor, DeliveryQuery, DeliveryRow, Error, EventQuery, EventRow, Page, StatusFilter, Timings};
+use crate::{
+    AttemptRecord, Cursor, DeliveryQuery, DeliveryRow, Error, EventQuery, EventRow, MadeAfter, Page, StatusFilter, Timings,
+};
 
 /// PostgreSQL sends all rows of a query, wanted or not, so that a page is looked for some rows at a time.
 const LOOK_ROWS_MIN: usize = 100;
@@ -45,6 +48,33 @@ impl Database {
                 before = read_cursor_of_seq(page.last)?;
             }
             Ok(page.page())
+        })
+        .await
+    }
+
+    pub(super) async fn made_after(&self, query: MadeAfter) -> Result<Vec<Seq>, Error> {
+        let query = &query;
+        self.read(|connection| async move {
+            let (after, wanted) = (signed(query.after), limit(query.limit));
+            let tenant = query.tenant.as_ref().map(TenantId::as_str);
+            let rows = match (&query.endpoint, tenant) {
+                (Some(endpoint), _) => {
+                    let endpoint = endpoint.to_bytes();
+                    connection.query(MADE_FOR_ENDPOINT, &[&after, &wanted, &endpoint.as_slice(), &tenant]).await?
+                }
+                (None, Some(tenant)) => connection.query(MADE_FOR_TENANT, &[&after, &wanted, &tenant]).await?,
+                (None, None) => connection.query(MADE_FOR_ALL, &[&after, &wanted]).await?,
+            };
+            Ok(rows.iter().map(|row| Ok(unsigned(row::column(row, "seq")?))).collect::<Result<_, Error>>()?)
+        })
+        .await
+    }
+
+    pub(super) async fn deliveries_at(&self, rows: Vec<Seq>) -> Result<Vec<DeliveryRow>, Error> {
+        let rows = &rows.into_iter().map(signed).collect::<Vec<_>>();
+        self.read(|connection| async move {
+            let rows = connection.query(SELECT_BY_SEQ, &[rows]).await?;
+            Ok(rows.iter().map(delivery).collect::<Result<_, Error>>()?)
         })
         .await
     }
@@ -208,6 +238,11 @@ macro_rules! select_deliveries {
 pub(super) use select_deliveries;
 
 const SELECT_BY_ID: &str = select_deliveries!("WHERE d.id = $1");
+const SELECT_BY_SEQ: &str = select_deliveries!("WHERE d.seq = ANY($1)");
+const MADE_FOR_ENDPOINT: &str = "SELECT seq FROM deliveries WHERE endpoint = $3 AND seq > $1 AND ($4::text IS NULL OR tenant = $4)
+                                 ORDER BY seq LIMIT $2";
+const MADE_FOR_TENANT: &str = "SELECT seq FROM deliveries WHERE tenant = $3 AND seq > $1 ORDER BY seq LIMIT $2";
+const MADE_FOR_ALL: &str = "SELECT seq FROM deliveries WHERE seq > $1 ORDER BY seq LIMIT $2";
 const SELECT_OF_ENDPOINT: &str = select_deliveries!("WHERE d.endpoint = $3 AND d.seq < $1 ORDER BY d.seq DESC LIMIT $2");
 const SELECT_OF_TENANT: &str = select_deliveries!("WHERE d.tenant = $3 AND d.seq < $1 ORDER BY d.seq DESC LIMIT $2");
 const SELECT_OF_ALL: &str = select_deliveries!("WHERE d.seq < $1 ORDER BY d.seq DESC LIMIT $2");

@@ -1,5 +1,6 @@
 //! PostgreSQL: one database that many nodes share, and its clock is theirs.
 
+mod backlog;
 mod clock;
 mod cluster;
 mod commands;
@@ -227,10 +228,11 @@ mod verbs {
     use super::{Feed, Postgres, commands};
     use crate::clock::Clock;
     use crate::{
-        Answer, AttemptRecord, Audit, AuditRow, Body, Change, Claimed, Command, Commanded, Commands, Configured, DeliveryQuery,
-        DeliveryRow, EndpointQuery, EventQuery, EventRow, HandedOver, Housekeeping, Key, KeyHash, LaneShown, LaneState, Minute,
-        NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record, RecordedAs, Refusal, ReplayFilter, ReplayRow,
-        StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredTenant, Swept, SweptAway, TakenUp, WindowRows,
+        Answer, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, Command, Commanded, Commands,
+        Configured, DeliveryQuery, DeliveryRow, EndpointQuery, EventQuery, EventRow, HandedOver, Housekeeping, Key, KeyHash,
+        LaneShown, LaneState, MadeAfter, Minute, NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record,
+        RecordedAs, Refusal, ReplayFilter, ReplayRow, StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredTenant, Swept,
+        SweptAway, TakenUp, WindowRows,
     };
 
     impl Store for Postgres {
@@ -282,6 +284,7 @@ mod verbs {
             key(hash: KeyHash) -> Option<Key>;
             keys(before: Option<KeyId>, limit: usize) -> Vec<Key>;
             keys_used(used: Vec<(KeyId, Timestamp)>) -> ();
+            note(audit: Audit) -> ();
             audit(tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> Vec<AuditRow>;
             work(after: Option<EndpointId>, limit: usize) -> Vec<EndpointId>;
             sweep(after: Seq) -> Swept;
@@ -294,9 +297,12 @@ mod verbs {
             lanes_shown(endpoints: Vec<EndpointId>) -> Vec<LaneShown>;
             count(minutes: Vec<Minute>) -> ();
             statistics(query: StatisticsQuery) -> Vec<StatisticsStep>;
+            backlog(query: BacklogQuery) -> Backlog;
             restamp(endpoint: EndpointId, after: Seq, limit: usize) -> Option<Seq>;
             delivery(id: DeliveryId) -> Option<DeliveryRow>;
             deliveries(query: DeliveryQuery) -> Page<DeliveryRow>;
+            made_after(query: MadeAfter) -> Vec<Seq>;
+            deliveries_at(rows: Vec<Seq>) -> Vec<DeliveryRow>;
             dead_letters(query: DeliveryQuery) -> Page<DeliveryRow>;
             attempts(delivery: DeliveryId) -> Vec<AttemptRecord>;
             event(tenant: Option<TenantId>, id: EventId) -> Option<EventRow>;

@@ -144,6 +144,11 @@ impl Sqlite {
         .await
     }
 
+    pub(super) async fn note(&self, audit: Audit) -> Result<(), Error> {
+        let store = self.clone();
+        self.write(SMALL, move |connection, _| write_audit(connection, &audit, store.clock_now())).await
+    }
+
     pub(super) async fn audit(
         &self,
         tenant: Option<TenantId>,
@@ -179,13 +184,24 @@ fn apply(connection: &Connection, keyring: &Keyring, change: &Change, now: Times
             Ok(Ok(stored.version + 1))
         }
         Change::PutTenant { tenant, extra } => put_tenant(connection, tenant, extra, now),
-        Change::DeleteTenant { tenant } => delete_tenant(connection, tenant, now),
-        Change::PutEventType(entry) => {
-            connection
-                .prepare_cached("INSERT OR REPLACE INTO event_types (name, document) VALUES (?1, ?2)")?
-                .execute(params![entry.name.as_str(), document::catalogue_entry(entry)])?;
-            raise(connection, "catalogue").map(Ok)
+        Change::ReplaceTenant { tenant: changed, extra, expected } => {
+            let Some(present) = tenant(connection, &changed.id)? else { return Ok(Err(Refusal::NotFound)) };
+            if (present.tenant, present.extra) != **expected {
+                return Ok(Err(Refusal::Stale));
+            }
+            put_tenant(connection, changed, extra, now)
         }
+        Change::DeleteTenant { tenant } => delete_tenant(connection, tenant, now),
+        Change::PutEventType(entry) => put_event_type(connection, entry),
+        Change::CreateEventType(entry) => match event_type(connection, &entry.name)? {
+            Some(_) => Ok(Err(Refusal::Taken)),
+            None => put_event_type(connection, entry),
+        },
+        Change::ReplaceEventType { entry, expected } => match event_type(connection, &entry.name)? {
+            None => Ok(Err(Refusal::NotFound)),
+            Some(present) if present != **expected => Ok(Err(Refusal::Stale)),
+            Some(_) => put_event_type(connection, entry),
+        },
         Change::DeleteEventType { name } => {
             let deleted = connection.prepare_cached("DELETE FROM event_types WHERE name = ?1")?.execute([name.as_str()])?;
             if deleted == 0 { Ok(Err(Refusal::NotFound)) } else { raise(connection, "catalogue").map(Ok) }
@@ -332,6 +348,18 @@ fn put_tenant(connection: &Connection, tenant: &Tenant, extra: &str, now: Timest
             |row| row.get(0),
         )?;
     Ok(Ok(unsigned(version)))
+}
+
+fn put_event_type(connection: &Connection, entry: &catalogue::Entry) -> Result<Result<u64, Refusal>, Error> {
+    connection
+        .prepare_cached("INSERT OR REPLACE INTO event_types (name, document) VALUES (?1, ?2)")?
+        .execute(params![entry.name.as_str(), document::catalogue_entry(entry)])?;
+    raise(connection, "catalogue").map(Ok)
+}
+
+fn event_type(connection: &Connection, name: &EventType) -> Result<Option<catalogue::Entry>, Error> {
+    let mut select = connection.prepare_cached("SELECT * FROM event_types WHERE name = ?1")?;
+    row::first(select.query([name.as_str()])?, |row| document::read_catalogue_entry(name.clone(), row::text(row, "document")?))
 }
 
 fn delete_tenant(connection: &Connection, id: &TenantId, now: Timestamp) -> Result<Result<u64, Refusal>, Error> {

@@ -14,6 +14,7 @@ use super::writer::State;
 use super::{Sqlite, configuration, routing, row};
 use crate::columns::{class_code, digest, lines, millis, state_columns, unsigned};
 use crate::feed::Fed;
+use crate::publishing::{answer_for_our_ids, merge};
 use crate::routing::{Planned, Versions};
 use crate::{Error, NewEvent, Published, partition_of};
 
@@ -30,6 +31,8 @@ const ROW_BYTES: usize = 512;
 
 impl Sqlite {
     pub(super) async fn publish(&self, events: Vec<NewEvent>) -> Result<Vec<Published>, Error> {
+        let find = |event: &Event| self.event(Some(event.tenant.clone()), event.id.clone());
+        let (events, answers) = answer_for_our_ids(events, find).await?;
         let mut plans = Vec::with_capacity(events.len());
         let mut bytes = 0;
         for new in events {
@@ -39,8 +42,12 @@ impl Sqlite {
             plans.push(Plan { digest: digest(new.event.data.as_str()), versions: routing.versions, chosen, new });
         }
         let store = self.clone();
-        self.write(bytes, move |connection, state| plans.iter_mut().map(|plan| publish(&store, connection, state, plan)).collect())
-            .await
+        let written = self
+            .write(bytes, move |connection, state| {
+                plans.iter_mut().map(|plan| publish(&store, connection, state, plan)).collect::<Result<Vec<_>, _>>()
+            })
+            .await?;
+        Ok(merge(answers, written))
     }
 }
 

@@ -2,13 +2,16 @@
 
 use posthaste_core::event::EventType;
 use posthaste_core::id::{AttemptId, DeliveryId, EndpointId, EventId, ReplayId, TenantId};
+use posthaste_core::scheduler::Seq;
 use posthaste_core::text::{IdempotencyKey, OrderingKey, Version};
 use rusqlite::{Connection, Row, ToSql, named_params, params};
 
 use super::{Sqlite, lanes, row};
-use crate::columns::{StateColumns, checked_data, duration, labels, limit, outcome, state, unsigned};
+use crate::columns::{StateColumns, checked_data, duration, labels, limit, outcome, signed, state, unsigned};
 use crate::history::{SCAN_ROWS_MAX, cursor_of_dead, read_cursor_of_dead, read_cursor_of_seq};
-use crate::{AttemptRecord, Cursor, DeliveryQuery, DeliveryRow, Error, EventQuery, EventRow, Page, StatusFilter, Timings};
+use crate::{
+    AttemptRecord, Cursor, DeliveryQuery, DeliveryRow, Error, EventQuery, EventRow, MadeAfter, Page, StatusFilter, Timings,
+};
 
 impl Sqlite {
     pub(super) async fn delivery(&self, id: DeliveryId) -> Result<Option<DeliveryRow>, Error> {
@@ -36,6 +39,38 @@ impl Sqlite {
                 ":scan": limit(SCAN_ROWS_MAX.max(query.limit)),
             })?;
             page(rows, &query, |row| Cursor::from(row.seq))
+        })
+        .await
+    }
+
+    pub(super) async fn made_after(&self, query: MadeAfter) -> Result<Vec<Seq>, Error> {
+        self.read(move |connection| {
+            let filter = match (&query.endpoint, &query.tenant) {
+                (Some(_), _) => "endpoint = :endpoint AND (:tenant IS NULL OR tenant = :tenant) AND",
+                (None, Some(_)) => ":endpoint IS NULL AND tenant = :tenant AND",
+                (None, None) => ":endpoint IS NULL AND :tenant IS NULL AND",
+            };
+            let select = format!("SELECT seq FROM deliveries WHERE {filter} seq > :after ORDER BY seq LIMIT :limit");
+            let mut select = connection.prepare_cached(&select)?;
+            let rows = select.query(named_params! {
+                ":endpoint": query.endpoint.map(EndpointId::to_bytes),
+                ":tenant": query.tenant.as_ref().map(TenantId::as_str),
+                ":after": signed(query.after),
+                ":limit": limit(query.limit),
+            })?;
+            row::all(rows, |row| Ok(unsigned(row::column(row, "seq")?)))
+        })
+        .await
+    }
+
+    pub(super) async fn deliveries_at(&self, rows: Vec<Seq>) -> Result<Vec<DeliveryRow>, Error> {
+        self.read(move |connection| {
+            let mut select = connection.prepare_cached(&format!("{SELECT} WHERE d.seq = ?1"))?;
+            let mut found = Vec::with_capacity(rows.len());
+            for seq in rows {
+                found.extend(row::first(select.query([signed(seq)])?, delivery)?);
+            }
+            Ok(found)
         })
         .await
     }

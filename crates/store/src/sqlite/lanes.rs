@@ -17,27 +17,7 @@ use crate::{AttemptRecord, Body, BodyError, Error, LaneState, Record, Recorded, 
 impl Sqlite {
     /// A skip scan over each of the three queues: as many steps as there are endpoints with work.
     pub(super) async fn work(&self, after: Option<EndpointId>, rows_max: usize) -> Result<Vec<EndpointId>, Error> {
-        self.read(move |connection| {
-            let mut found = Vec::new();
-            let mut after = after.map_or_else(Vec::new, |after| after.to_bytes().to_vec());
-            while found.len() < rows_max {
-                let mut next: Option<[u8; 16]> = None;
-                for queue in QUEUES {
-                    let select = format!(
-                        "SELECT endpoint FROM deliveries INDEXED BY {} WHERE {} AND endpoint > ?1 ORDER BY endpoint LIMIT 1",
-                        queue.index, queue.predicate
-                    );
-                    let first: Option<[u8; 16]> =
-                        row::first(connection.prepare_cached(&select)?.query([&after])?, |row| row::column(row, "endpoint"))?;
-                    next = next.into_iter().chain(first).min();
-                }
-                let Some(endpoint) = next else { break };
-                found.push(EndpointId::from_bytes(endpoint));
-                after = endpoint.to_vec();
-            }
-            Ok(found)
-        })
-        .await
+        self.read(move |connection| with_work(connection, after, rows_max)).await
     }
 
     pub(super) async fn sweep(&self, after: Seq) -> Result<Swept, Error> {
@@ -114,6 +94,27 @@ impl Sqlite {
         let store = self.clone();
         self.write(SMALL, move |connection, _| restamp(&store, connection, endpoint, after, rows_max)).await
     }
+}
+
+pub(super) fn with_work(connection: &Connection, after: Option<EndpointId>, rows_max: usize) -> Result<Vec<EndpointId>, Error> {
+    let mut found = Vec::new();
+    let mut after = after.map_or_else(Vec::new, |after| after.to_bytes().to_vec());
+    while found.len() < rows_max {
+        let mut next: Option<[u8; 16]> = None;
+        for queue in QUEUES {
+            let select = format!(
+                "SELECT endpoint FROM deliveries INDEXED BY {} WHERE {} AND endpoint > ?1 ORDER BY endpoint LIMIT 1",
+                queue.index, queue.predicate
+            );
+            let first: Option<[u8; 16]> =
+                row::first(connection.prepare_cached(&select)?.query([&after])?, |row| row::column(row, "endpoint"))?;
+            next = next.into_iter().chain(first).min();
+        }
+        let Some(endpoint) = next else { break };
+        found.push(EndpointId::from_bytes(endpoint));
+        after = endpoint.to_vec();
+    }
+    Ok(found)
 }
 
 pub(super) fn lane(connection: &Connection, endpoint: EndpointId) -> Result<Option<LaneState>, Error> {

@@ -1,5 +1,6 @@
 //! SQLite: one file in the data directory, one thread that writes, readers beside it, one process.
 
+mod backlog;
 mod cluster;
 mod configuration;
 mod events;
@@ -194,10 +195,11 @@ mod verbs {
 
     use super::{Clock, Feed, Sqlite};
     use crate::{
-        Answer, AttemptRecord, Audit, AuditRow, Body, Change, Claimed, Command, Commanded, Commands, Configured, DeliveryQuery,
-        DeliveryRow, EndpointQuery, EventQuery, EventRow, HandedOver, Housekeeping, Key, KeyHash, LaneShown, LaneState, Minute,
-        NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record, RecordedAs, Refusal, ReplayFilter, ReplayRow,
-        StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredTenant, Swept, SweptAway, TakenUp, WindowRows,
+        Answer, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, Command, Commanded, Commands,
+        Configured, DeliveryQuery, DeliveryRow, EndpointQuery, EventQuery, EventRow, HandedOver, Housekeeping, Key, KeyHash,
+        LaneShown, LaneState, MadeAfter, Minute, NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record,
+        RecordedAs, Refusal, ReplayFilter, ReplayRow, StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredTenant, Swept,
+        SweptAway, TakenUp, WindowRows,
     };
 
     impl Store for Sqlite {
@@ -260,6 +262,7 @@ mod verbs {
             key(hash: KeyHash) -> Option<Key>;
             keys(before: Option<KeyId>, limit: usize) -> Vec<Key>;
             keys_used(used: Vec<(KeyId, Timestamp)>) -> ();
+            note(audit: Audit) -> ();
             audit(tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> Vec<AuditRow>;
             publish(events: Vec<NewEvent>) -> Vec<Published>;
             work(after: Option<EndpointId>, limit: usize) -> Vec<EndpointId>;
@@ -272,9 +275,12 @@ mod verbs {
             command(partition: Partition, command: Command) -> Commanded;
             count(minutes: Vec<Minute>) -> ();
             statistics(query: StatisticsQuery) -> Vec<StatisticsStep>;
+            backlog(query: BacklogQuery) -> Backlog;
             restamp(endpoint: EndpointId, after: Seq, limit: usize) -> Option<Seq>;
             delivery(id: DeliveryId) -> Option<DeliveryRow>;
             deliveries(query: DeliveryQuery) -> Page<DeliveryRow>;
+            made_after(query: MadeAfter) -> Vec<Seq>;
+            deliveries_at(rows: Vec<Seq>) -> Vec<DeliveryRow>;
             dead_letters(query: DeliveryQuery) -> Page<DeliveryRow>;
             attempts(delivery: DeliveryId) -> Vec<AttemptRecord>;
             event(tenant: Option<TenantId>, id: EventId) -> Option<EventRow>;

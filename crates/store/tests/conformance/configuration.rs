@@ -23,8 +23,10 @@ crate::conform! {
     secrets_are_sealed_and_open_after_the_master_key_was_rotated
     tenants_come_into_being_change_and_go
     event_types_are_a_catalogue
+    a_change_of_a_tenant_or_a_type_that_somebody_else_has_changed_meanwhile_is_refused
     keys_are_found_by_their_hash_until_they_end
     every_change_is_in_the_audit_log_and_raises_the_number
+    a_note_is_in_the_audit_log_and_changes_nothing
     what_is_not_there_is_refused_and_leaves_no_trace
     an_owner_takes_endpoints_up_with_all_it_needs_and_hears_of_changes
 }
@@ -209,6 +211,50 @@ async fn event_types_are_a_catalogue(world: World) {
     assert_eq!(world.store.event_types().await.unwrap().len(), 1);
 }
 
+async fn a_change_of_a_tenant_or_a_type_that_somebody_else_has_changed_meanwhile_is_refused(world: World) {
+    let of = |weight| Tenant { share: Share::new(weight, 12).unwrap(), ..Tenant::new(tenant("acme")) };
+    let replace = |weight, expected| Change::ReplaceTenant {
+        tenant: Box::new(of(weight)),
+        extra: "{}".to_owned(),
+        expected: Box::new((of(expected), "{}".to_owned())),
+    };
+    assert_eq!(world.configure(replace(2, 1)).await, Err(Refusal::NotFound));
+    world.configure(Change::PutTenant { tenant: Box::new(of(1)), extra: "{}".to_owned() }).await.unwrap();
+    // An endpoint raises the tenant's version, and is no reason to refuse.
+    world.endpoint("acme").await;
+    world.configure(replace(2, 1)).await.unwrap();
+    assert_eq!(world.configure(replace(3, 1)).await, Err(Refusal::Stale));
+    let other_extra = Change::ReplaceTenant {
+        tenant: Box::new(of(3)),
+        extra: "{}".to_owned(),
+        expected: Box::new((of(2), r#"{"a": 1}"#.to_owned())),
+    };
+    assert_eq!(world.configure(other_extra).await, Err(Refusal::Stale));
+    assert_eq!(world.store.tenant(tenant("acme")).await.unwrap().unwrap().tenant, of(2));
+    // Of two at once one is refused.
+    let (one, two) = tokio::join!(world.configure(replace(4, 2)), world.configure(replace(5, 2)));
+    assert!(one.is_ok() != two.is_ok(), "{one:?} {two:?}");
+
+    let entry = |description: &str| Entry {
+        name: EventType::parse("a.b").unwrap(),
+        description: description.to_owned(),
+        versions: vec![],
+        deprecated_at: None,
+        is_priority: false,
+    };
+    let replace = |description, expected| Change::ReplaceEventType {
+        entry: Box::new(entry(description)),
+        expected: Box::new(entry(expected)),
+    };
+    assert_eq!(world.configure(replace("two", "one")).await, Err(Refusal::NotFound));
+    world.configure(Change::CreateEventType(Box::new(entry("one")))).await.unwrap();
+    assert_eq!(world.configure(Change::CreateEventType(Box::new(entry("other")))).await, Err(Refusal::Taken));
+    world.configure(replace("two", "one")).await.unwrap();
+    assert_eq!(world.configure(replace("three", "one")).await, Err(Refusal::Stale));
+    let (one, two) = tokio::join!(world.configure(replace("four", "two")), world.configure(replace("five", "two")));
+    assert!(one.is_ok() != two.is_ok(), "{one:?} {two:?}");
+}
+
 async fn keys_are_found_by_their_hash_until_they_end(world: World) {
     let now = world.store.now();
     let key = |number: u8, expires_at| Key {
@@ -241,6 +287,14 @@ async fn keys_are_found_by_their_hash_until_they_end(world: World) {
     let listed: Vec<KeyId> = world.store.keys(None, 10).await.unwrap().into_iter().map(|key| key.id).collect();
     assert_eq!(listed, [revoked.id, expired.id, forever.id]);
     assert_eq!(world.store.keys(Some(expired.id), 10).await.unwrap().len(), 1);
+}
+
+async fn a_note_is_in_the_audit_log_and_changes_nothing(world: World) {
+    let number = world.store.configuration_number().await.unwrap();
+    world.store.note(world.audit("looked")).await.unwrap();
+    let rows = world.store.audit(Some(tenant("acme")), None, 10).await.unwrap();
+    assert_eq!(rows.iter().map(|row| row.audit.clone()).collect::<Vec<_>>(), [world.audit("looked")]);
+    assert_eq!(world.store.configuration_number().await.unwrap(), number);
 }
 
 async fn every_change_is_in_the_audit_log_and_raises_the_number(world: World) {

@@ -13,6 +13,29 @@ crate::conform! {
     dead_letters_are_listed_by_their_death
     events_are_listed_without_their_payloads
     what_belongs_to_another_tenant_is_not_found
+    rows_are_followed_in_the_order_in_which_they_were_made
+}
+
+async fn rows_are_followed_in_the_order_in_which_they_were_made(world: World) {
+    let endpoint = world.endpoint("acme").await;
+    world.endpoint("globex").await;
+    let mut rows = Vec::new();
+    for of in ["acme", "globex", "acme", "acme"] {
+        rows.push(world.delivery(of).await);
+    }
+    let seqs = |places: &[usize]| places.iter().map(|place| rows[*place].seq).collect::<Vec<_>>();
+    let after = async |query: MadeAfter| world.store.made_after(query).await.unwrap();
+    let query = MadeAfter { limit: 10, ..MadeAfter::default() };
+    assert_eq!(after(query.clone()).await, seqs(&[0, 1, 2, 3]));
+    assert_eq!(after(MadeAfter { limit: 2, ..query.clone() }).await, seqs(&[0, 1]));
+    assert_eq!(after(MadeAfter { after: rows[1].seq, ..query.clone() }).await, seqs(&[2, 3]));
+    assert_eq!(after(MadeAfter { tenant: Some(tenant("acme")), ..query.clone() }).await, seqs(&[0, 2, 3]));
+    let of_endpoint = MadeAfter { endpoint: Some(endpoint.id), after: rows[0].seq, ..query.clone() };
+    assert_eq!(after(of_endpoint.clone()).await, seqs(&[2, 3]));
+    assert_eq!(after(MadeAfter { tenant: Some(tenant("globex")), ..of_endpoint }).await, Vec::<u64>::new());
+    let mut found = world.store.deliveries_at(vec![rows[2].seq, 999_999, rows[0].seq]).await.unwrap();
+    found.sort_by_key(|row| row.seq);
+    assert_eq!(found, [rows[0].clone(), rows[2].clone()]);
 }
 
 /// All pages together.

@@ -21,6 +21,7 @@ crate::conform! {
     only_endpoints_that_want_it_get_a_delivery
     a_key_publishes_once_and_another_body_is_a_conflict
     an_id_that_was_chosen_works_as_a_key_and_two_tenants_may_choose_the_same
+    an_id_that_a_server_has_made_is_a_duplicate_or_a_conflict_for_that_event_alone
     the_same_key_in_one_batch_and_from_many_callers_makes_one_event
     a_key_is_forgotten_after_its_time
     an_endpoint_that_was_answered_is_seen_by_the_next_publish
@@ -123,6 +124,28 @@ async fn an_id_that_was_chosen_works_as_a_key_and_two_tenants_may_choose_the_sam
     assert_eq!(world.publish_all(vec![other_body]).await, [Published::Conflict]);
     assert_eq!(world.publish_all(vec![chosen("globex")]).await, [Published::Made { deliveries: 0 }]);
     assert_eq!(world.deliveries_of(&id).await.len(), 1);
+}
+
+async fn an_id_that_a_server_has_made_is_a_duplicate_or_a_conflict_for_that_event_alone(world: World) {
+    world.endpoint("acme").await;
+    let made = world.event("acme", "order.paid");
+    assert_eq!(world.publish(made.clone()).await, Published::Made { deliveries: 1 });
+    let chosen = |event: Event| NewEvent { is_id_chosen: true, ..new_event(event) };
+    let again = Event { timestamp: made.timestamp, accepted_at: world.store.now(), ..made.clone() };
+    let other = Event { data: Data::parse("2").unwrap(), ..again.clone() };
+    let elsewhere = Event { tenant: tenant("globex"), ..again.clone() };
+    let neighbours = [world.event("acme", "order.paid"), world.event("acme", "order.paid")];
+    let [before, after] = neighbours.map(new_event);
+    let answers = world.publish_all(vec![before, chosen(again), chosen(other), after, chosen(elsewhere)]).await;
+    let duplicate = Published::Duplicate {
+        event: made.id.clone(),
+        event_type: made.event_type.clone(),
+        timestamp: made.timestamp,
+        deliveries: 1,
+    };
+    let fresh = |deliveries| Published::Made { deliveries };
+    assert_eq!(answers, [fresh(1), duplicate, Published::Conflict, fresh(1), fresh(0)]);
+    assert_eq!(world.deliveries_of(&made.id).await.len(), 1);
 }
 
 async fn the_same_key_in_one_batch_and_from_many_callers_makes_one_event(world: World) {

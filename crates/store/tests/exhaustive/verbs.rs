@@ -116,6 +116,16 @@ const CASES: &[Case] = &[
         writes: Writes::Both,
     },
     Case {
+        verb: "note",
+        act: act!(|facts| facts.store.note(audit())),
+        look: "SELECT count(*) FROM audit",
+        before: "4",
+        after: "5",
+        // What was done twice is noted twice.
+        again: "6",
+        writes: Writes::Both,
+    },
+    Case {
         verb: "publish",
         act: act!(|facts| {
             let mut event = event(facts.store.as_ref(), facts.store.now());
@@ -339,8 +349,11 @@ const READING: &[&str] = &[
     "commands",
     "lanes_shown",
     "statistics",
+    "backlog",
     "delivery",
     "deliveries",
+    "made_after",
+    "deliveries_at",
     "dead_letters",
     "attempts",
     "event",

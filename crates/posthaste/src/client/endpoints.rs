@@ -1,0 +1,306 @@
+//! `posthaste endpoints`: where a tenant wants its events sent, and how.
+
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use super::failure::Failure;
+use super::given::{Given, input, rate_limit};
+use super::http::Request;
+use super::operations::{
+    CREATE_ENDPOINT, DELETE_ENDPOINT, DISABLE_ENDPOINT, ENABLE_ENDPOINT, ENDPOINT_STATS, LIST_ENDPOINTS, Operation, PATCH_ENDPOINT,
+    PAUSE_ENDPOINT, PUT_ENDPOINT, RESUME_ENDPOINT, ROTATE_SECRET, SHOW_ENDPOINT, TEST_ENDPOINT,
+};
+use super::table::{Cell, Column, plain};
+use super::task::{Asks, Page, Shown, Task, Watch};
+use super::{IfMatch, quoted};
+
+const SECRET_ONCE: &str = "keep the secret: it is not shown again";
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Endpoints, newest first
+    List {
+        #[arg(long)]
+        tenant: Option<String>,
+        #[arg(long)]
+        uid: Option<String>,
+        #[command(flatten)]
+        page: Page,
+    },
+    /// Make an endpoint. Its secret is shown this once
+    Create {
+        /// Where it is; may also stand in --from-json
+        #[arg(value_name = "URL")]
+        destination: Option<String>,
+        #[arg(long)]
+        tenant: Option<String>,
+        /// Your own name for it, unique in its tenant
+        #[arg(long)]
+        uid: Option<String>,
+        /// Your own secret: the text, @file or -; one is made unless said
+        #[arg(long)]
+        secret: Option<String>,
+        #[command(flatten)]
+        fields: Box<Fields>,
+    },
+    /// Make the endpoint with this uid of yours, or replace all that is said about it
+    Put {
+        uid: String,
+        #[arg(value_name = "URL")]
+        destination: Option<String>,
+        #[arg(long)]
+        tenant: Option<String>,
+        #[command(flatten)]
+        fields: Box<Fields>,
+        #[command(flatten)]
+        if_match: IfMatch,
+    },
+    /// One endpoint, with the policies that apply to it
+    Show {
+        id: String,
+        #[command(flatten)]
+        watch: Watch,
+    },
+    /// Change what is given
+    Patch {
+        id: String,
+        /// Where it is from now on; --url is the server that is asked
+        #[arg(long, value_name = "URL")]
+        endpoint_url: Option<String>,
+        #[arg(long)]
+        uid: Option<String>,
+        #[command(flatten)]
+        fields: Box<Fields>,
+        #[command(flatten)]
+        if_match: IfMatch,
+    },
+    /// Delete it. What waits there is cancelled
+    Delete {
+        id: String,
+        #[command(flatten)]
+        if_match: IfMatch,
+    },
+    /// Hold everything, until a time or until it is resumed
+    Pause {
+        id: String,
+        #[arg(long, value_name = "TIME")]
+        until: Option<String>,
+        #[command(flatten)]
+        if_match: IfMatch,
+    },
+    /// End a pause
+    Resume(Verb),
+    /// Take no more events. What waits is held
+    Disable(Verb),
+    /// Take events again
+    Enable(Verb),
+    /// A new secret, shown this once. The old one signs beside it for a while
+    RotateSecret {
+        id: String,
+        /// Your own: the text, @file or -; one is made unless said
+        #[arg(long)]
+        secret: Option<String>,
+        /// How long the old one signs; a day unless said
+        #[arg(long, value_name = "SECONDS")]
+        overlap_seconds: Option<u64>,
+        #[command(flatten)]
+        if_match: IfMatch,
+    },
+    /// Send one request now, and see what came of it
+    Test {
+        id: String,
+        /// posthaste.test unless said
+        #[arg(long, value_name = "TYPE")]
+        r#type: Option<String>,
+        /// JSON, @file or -
+        #[arg(long, value_name = "JSON")]
+        data: Option<String>,
+    },
+    /// How it has been doing
+    Stats {
+        id: String,
+        #[arg(long, value_name = "TIME")]
+        from: Option<String>,
+        #[arg(long, value_name = "TIME")]
+        to: Option<String>,
+        #[command(flatten)]
+        watch: Watch,
+    },
+}
+
+#[derive(Args)]
+pub(crate) struct Verb {
+    id: String,
+    #[command(flatten)]
+    if_match: IfMatch,
+}
+
+#[derive(Args)]
+pub(crate) struct Fields {
+    #[arg(long)]
+    description: Option<String>,
+    /// Types or patterns such as invoice.*, by commas; all unless said
+    #[arg(long, value_delimiter = ',', value_name = "PATTERN")]
+    event_types: Vec<String>,
+    /// Types that are not sent although they match
+    #[arg(long, value_delimiter = ',', value_name = "PATTERN")]
+    disabled_event_types: Vec<String>,
+    /// JSON, @file or -, as in '{"data.amount": {"$gte": 1000}}'
+    #[arg(long, value_name = "JSON")]
+    filter: Option<String>,
+    #[arg(long, value_name = "LIMIT", help = "PER_MINUTE, PER_MINUTE:BURST, or unlimited")]
+    rate_limit: Option<String>,
+    /// Requests in flight at once
+    #[arg(long, value_name = "N")]
+    max_in_flight: Option<u32>,
+    /// One window a day, as in 22:00-06:00
+    #[arg(long, value_name = "START-END", requires = "timezone", conflicts_with = "delivery_schedule")]
+    quiet_hours: Option<String>,
+    /// For --quiet-hours, as in Europe/Berlin
+    #[arg(long, value_name = "ZONE", requires = "quiet_hours")]
+    timezone: Option<String>,
+    /// JSON, @file, - or always
+    #[arg(long, value_name = "JSON")]
+    delivery_schedule: Option<String>,
+    /// JSON, @file or -
+    #[arg(long, value_name = "JSON")]
+    retry: Option<String>,
+    /// Milliseconds, adaptive, or JSON
+    #[arg(long, value_name = "TIMEOUT")]
+    timeout: Option<String>,
+    /// JSON, @file or -
+    #[arg(long, value_name = "JSON")]
+    circuit: Option<String>,
+    /// standard, standard-ed25519, timestamp-hex, or JSON
+    #[arg(long, value_name = "SCHEME")]
+    signing: Option<String>,
+    /// envelope, data or cloudevents
+    #[arg(long, value_name = "FORMAT")]
+    payload_format: Option<String>,
+    /// Sent with every request, as in 'X-Team: billing'; several times
+    #[arg(long, value_name = "NAME: VALUE")]
+    header: Vec<String>,
+    /// NAME=VALUE, several times
+    #[arg(long, value_name = "NAME=VALUE")]
+    metadata: Vec<String>,
+    /// Fields that go back to what is inherited, as in rate-limit,retry
+    #[arg(long, value_name = "FIELD", value_delimiter = ',')]
+    inherit: Vec<String>,
+    /// The whole body: JSON, @file or -; flags beside it win
+    #[arg(long, value_name = "JSON")]
+    from_json: Option<String>,
+}
+
+impl Fields {
+    fn given(&self) -> Result<Given, Failure> {
+        let given = Given::begin(self.from_json.as_deref())?
+            .value("description", self.description.as_deref())
+            .list("event_types", &self.event_types)
+            .list("disabled_event_types", &self.disabled_event_types)
+            .json("filter", self.filter.as_deref())?
+            .value("rate_limit", self.rate_limit.as_deref().map(rate_limit).transpose()?)
+            .value("max_in_flight", self.max_in_flight)
+            .value("delivery_schedule", self.quiet()?)
+            .json_or_word("delivery_schedule", self.delivery_schedule.as_deref(), &["always"])?
+            .json("retry", self.retry.as_deref())?
+            .json("circuit", self.circuit.as_deref())?
+            .value("payload_format", self.payload_format.as_deref())
+            .pairs("headers", ':', &self.header)?
+            .pairs("metadata", '=', &self.metadata)?
+            .nulls(&self.inherit);
+        let given = match self.timeout.as_deref() {
+            Some("adaptive") => given.value("timeout", Some(json!({"mode": "adaptive"}))),
+            Some(text) if text.bytes().all(|byte| byte.is_ascii_digit()) => {
+                let timeout_ms: u64 = text.parse().map_err(|_| Failure::usage("--timeout is too large"))?;
+                given.value("timeout", Some(json!({"mode": "manual", "timeout_ms": timeout_ms})))
+            }
+            other => given.json("timeout", other)?,
+        };
+        match self.signing.as_deref() {
+            Some(scheme)
+                if scheme.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+                    && scheme != "-" =>
+            {
+                Ok(given.value("signing", Some(json!({"scheme": scheme}))))
+            }
+            other => given.json("signing", other),
+        }
+    }
+
+    fn quiet(&self) -> Result<Option<Value>, Failure> {
+        let (Some(window), Some(zone)) = (&self.quiet_hours, &self.timezone) else { return Ok(None) };
+        let (start, end) =
+            window.split_once('-').ok_or_else(|| Failure::usage("--quiet-hours takes START-END, as in 22:00-06:00"))?;
+        Ok(Some(json!({"quiet_start": start, "quiet_end": end, "timezone": zone})))
+    }
+}
+
+const COLUMNS: &[Column] = &[
+    Column("ID", Cell::Id("/id")),
+    Column("TENANT", Cell::Id("/tenant")),
+    Column("STATUS", Cell::Made(status)),
+    Column("HEALTH", Cell::Text("/health/score")),
+    Column("CIRCUIT", Cell::Text("/circuit/state")),
+    Column("TYPES", Cell::Text("/event_types")),
+    Column("URL", Cell::Text("/url")),
+    Column("DESCRIPTION", Cell::Text("/description")),
+];
+
+fn status(row: &Value, reader: &super::text::Reader) -> String {
+    match row["paused_until"].as_str() {
+        Some(until) => format!("{}, ends {}", plain(row.get("status")), reader.time(until)),
+        None => plain(row.get("status")),
+    }
+}
+
+impl Asks for Command {
+    fn task(self) -> Result<Task, Failure> {
+        Ok(match self {
+            Command::List { tenant, uid, page } => {
+                Task::list(Request::to(&LIST_ENDPOINTS).with("tenant", tenant).with("uid", uid), &page, COLUMNS)
+            }
+            Command::Create { destination, tenant, uid, secret, fields } => {
+                let given = fields.given()?.value("url", destination).value("tenant", tenant).value("uid", uid);
+                let given = given.value("secret", read_secret(secret.as_deref())?);
+                Task::new(Request::to(&CREATE_ENDPOINT).body(given.write()), Shown::Once(SECRET_ONCE))
+            }
+            Command::Put { uid, destination, tenant, fields, if_match } => {
+                let request = conditional(&PUT_ENDPOINT, &uid, &if_match).with("tenant", tenant);
+                Task::record(request.body(fields.given()?.value("url", destination).write()))
+            }
+            Command::Show { id, watch } => Task::record(Request::to(&SHOW_ENDPOINT).named(&id)).watching(watch),
+            Command::Patch { id, endpoint_url, uid, fields, if_match } => {
+                let given = fields.given()?.value("url", endpoint_url).value("uid", uid);
+                Task::record(conditional(&PATCH_ENDPOINT, &id, &if_match).body(given.write_something()?))
+            }
+            Command::Delete { id, if_match } => Task::new(conditional(&DELETE_ENDPOINT, &id, &if_match), Shown::Done("deleted")),
+            Command::Pause { id, until, if_match } => {
+                let body = Given::begin(None)?.value("until", until);
+                Task::record(conditional(&PAUSE_ENDPOINT, &id, &if_match).body(body.write()))
+            }
+            Command::Resume(verb) => Task::record(conditional(&RESUME_ENDPOINT, &verb.id, &verb.if_match)),
+            Command::Disable(verb) => Task::record(conditional(&DISABLE_ENDPOINT, &verb.id, &verb.if_match)),
+            Command::Enable(verb) => Task::record(conditional(&ENABLE_ENDPOINT, &verb.id, &verb.if_match)),
+            Command::RotateSecret { id, secret, overlap_seconds, if_match } => {
+                let body =
+                    Given::begin(None)?.value("secret", read_secret(secret.as_deref())?).value("overlap_seconds", overlap_seconds);
+                Task::new(conditional(&ROTATE_SECRET, &id, &if_match).body(body.write()), Shown::Once(SECRET_ONCE))
+            }
+            Command::Test { id, r#type, data } => {
+                let body = Given::begin(None)?.value("type", r#type).json("data", data.as_deref())?;
+                Task::record(Request::to(&TEST_ENDPOINT).named(&id).body(body.write()))
+            }
+            Command::Stats { id, from, to, watch } => {
+                Task::record(Request::to(&ENDPOINT_STATS).named(&id).with("from", from).with("to", to)).watching(watch)
+            }
+        })
+    }
+}
+
+fn conditional(operation: &'static Operation, name: &str, if_match: &IfMatch) -> Request {
+    Request::to(operation).named(name).header("if-match", quoted(if_match).as_deref())
+}
+
+fn read_secret(given: Option<&str>) -> Result<Option<String>, Failure> {
+    given.map(|given| input(given).map(|secret| secret.trim().to_owned())).transpose()
+}

@@ -1,0 +1,143 @@
+//! `posthaste events`: something happened.
+
+use clap::{Args, Subcommand};
+
+use super::failure::Failure;
+use super::given::{Given, file_or_stdin};
+use super::http::Request;
+use super::operations::{CANCEL_EVENT, ERASE_EVENT, LIST_EVENTS, PUBLISH_EVENT, PUBLISH_EVENTS, SHOW_EVENT};
+use super::table::{Cell, Column};
+use super::task::{Asks, Page, Shown, Task, Watch};
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Publish one event. Answered once it and its deliveries are on disk
+    Publish(Box<New>),
+    /// Publish many: a JSON array, or one event a line
+    Batch {
+        /// The file, or - for stdin
+        file: String,
+    },
+    /// Events, newest first
+    List {
+        /// Only what belongs to this tenant
+        #[arg(long)]
+        tenant: Option<String>,
+        /// Only this event type
+        #[arg(long, value_name = "TYPE")]
+        r#type: Option<String>,
+        /// Accepted at this time or later
+        #[arg(long, value_name = "TIME")]
+        from: Option<String>,
+        /// Accepted before this time
+        #[arg(long, value_name = "TIME")]
+        to: Option<String>,
+        #[command(flatten)]
+        page: Page,
+    },
+    /// One event with its payload, and its deliveries counted by how they stand
+    Show {
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        watch: Watch,
+    },
+    /// See to it that none of its remaining deliveries is sent
+    Cancel(Which),
+    /// Erase its payload. What still waits is cancelled; history stays
+    Erase(Which),
+}
+
+/// Ids that users choose are unique in a tenant only.
+#[derive(Args)]
+pub(crate) struct Which {
+    id: String,
+    #[arg(long)]
+    tenant: Option<String>,
+}
+
+#[derive(Args)]
+pub(crate) struct New {
+    /// Such as invoice.paid
+    r#type: Option<String>,
+    /// The payload: JSON, @file or -; sent to the byte
+    #[arg(long, value_name = "JSON")]
+    data: Option<String>,
+    /// The key's own, or default
+    #[arg(long)]
+    tenant: Option<String>,
+    /// Your own, unique in the tenant
+    #[arg(long)]
+    id: Option<String>,
+    #[arg(long)]
+    version: Option<String>,
+    /// When it happened
+    #[arg(long, value_name = "TIME")]
+    timestamp: Option<String>,
+    /// The same key publishes once in a day
+    #[arg(long, value_name = "KEY")]
+    idempotency_key: Option<String>,
+    /// Not before
+    #[arg(long, value_name = "TIME")]
+    deliver_at: Option<String>,
+    /// What has not arrived by then is not sent any more
+    #[arg(long, value_name = "TIME")]
+    expires_at: Option<String>,
+    /// Deliveries with the same key to one endpoint go one after another
+    #[arg(long, value_name = "KEY")]
+    ordering_key: Option<String>,
+    /// By commas, or several times
+    #[arg(long, value_delimiter = ',', value_name = "LABEL")]
+    labels: Vec<String>,
+    /// The whole event: JSON, @file or -; flags beside it win
+    #[arg(long, value_name = "JSON", required_unless_present_all = ["type", "data"])]
+    from_json: Option<String>,
+}
+
+const COLUMNS: &[Column] = &[
+    Column("ID", Cell::Id("/id")),
+    Column("TYPE", Cell::Id("/type")),
+    Column("TENANT", Cell::Id("/tenant")),
+    Column("ACCEPTED", Cell::Time("/accepted_at")),
+    Column("DELIVER AT", Cell::Time("/deliver_at")),
+    Column("LABELS", Cell::Text("/labels")),
+];
+
+impl Asks for Command {
+    fn task(self) -> Result<Task, Failure> {
+        Ok(match self {
+            Command::Publish(new) => {
+                let body = Given::begin(new.from_json.as_deref())?
+                    .value("type", new.r#type)
+                    .value("tenant", new.tenant)
+                    .value("id", new.id)
+                    .value("version", new.version)
+                    .value("timestamp", new.timestamp)
+                    .value("idempotency_key", new.idempotency_key)
+                    .value("deliver_at", new.deliver_at)
+                    .value("expires_at", new.expires_at)
+                    .value("ordering_key", new.ordering_key)
+                    .list("labels", &new.labels)
+                    .json("data", new.data.as_deref())?;
+                Task::record(Request::to(&PUBLISH_EVENT).body(body.write()))
+            }
+            Command::Batch { file } => {
+                let bytes = file_or_stdin(&file)?;
+                let is_array = bytes.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[');
+                let media_type = if is_array { "application/json" } else { "application/x-ndjson" };
+                Task::record(Request::to(&PUBLISH_EVENTS).body(bytes).typed(media_type))
+            }
+            Command::List { tenant, r#type, from, to, page } => {
+                let request = Request::to(&LIST_EVENTS).with("tenant", tenant).with("type", r#type);
+                Task::list(request.with("from", from).with("to", to), &page, COLUMNS)
+            }
+            Command::Show { which, watch } => {
+                Task::record(Request::to(&SHOW_EVENT).named(&which.id).with("tenant", which.tenant)).watching(watch)
+            }
+            Command::Cancel(which) => Task::record(Request::to(&CANCEL_EVENT).named(&which.id).with("tenant", which.tenant)),
+            Command::Erase(which) => {
+                Task::new(Request::to(&ERASE_EVENT).named(&which.id).with("tenant", which.tenant), Shown::Done("erased"))
+            }
+        })
+    }
+}

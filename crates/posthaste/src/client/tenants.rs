@@ -1,0 +1,130 @@
+//! `posthaste tenants`: customers of the people who run Posthaste.
+
+use clap::{Args, Subcommand};
+
+use super::failure::Failure;
+use super::given::{Given, rate_limit};
+use super::http::Request;
+use super::operations::{DELETE_TENANT, LIST_TENANTS, PATCH_TENANT, PUT_TENANT, SHOW_TENANT};
+use super::table::{Cell, Column, plain};
+use super::task::{Asks, Page, Shown, Task, Watch};
+use super::{IfMatch, quoted};
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Tenants, in the order of their ids
+    List {
+        #[command(flatten)]
+        page: Page,
+    },
+    /// One tenant: its share, its limits, what its endpoints inherit
+    Show {
+        id: String,
+        #[command(flatten)]
+        watch: Watch,
+    },
+    /// Make a tenant, or replace all that is said about it
+    Put {
+        id: String,
+        #[command(flatten)]
+        fields: Fields,
+        #[command(flatten)]
+        if_match: IfMatch,
+    },
+    /// Change what is given
+    Patch {
+        id: String,
+        #[command(flatten)]
+        fields: Fields,
+        #[command(flatten)]
+        if_match: IfMatch,
+    },
+    /// Delete a tenant with its endpoints and keys
+    Delete {
+        id: String,
+        /// Do not ask
+        #[arg(long)]
+        yes: bool,
+        #[command(flatten)]
+        if_match: IfMatch,
+    },
+}
+
+#[derive(Args)]
+pub(crate) struct Fields {
+    /// Twice the weight, twice the share
+    #[arg(long)]
+    weight: Option<u32>,
+    /// Requests in flight at once, over all its endpoints
+    #[arg(long, value_name = "N")]
+    max_in_flight: Option<u32>,
+    #[arg(long, value_name = "LIMIT", help = "Over all its endpoints together: PER_MINUTE or PER_MINUTE:BURST")]
+    rate_limit: Option<String>,
+    /// How long its events are kept
+    #[arg(long, value_name = "DAYS")]
+    retention_days: Option<u32>,
+    /// What its endpoints inherit: JSON, @file or -
+    #[arg(long, value_name = "JSON")]
+    defaults: Option<String>,
+    /// JSON, @file or -
+    #[arg(long, value_name = "JSON")]
+    limits: Option<String>,
+    /// JSON, @file or -
+    #[arg(long, value_name = "JSON")]
+    notifications: Option<String>,
+    /// NAME=VALUE, several times
+    #[arg(long, value_name = "NAME=VALUE")]
+    metadata: Vec<String>,
+    /// Fields that go back to their default
+    #[arg(long, value_name = "FIELD", value_delimiter = ',')]
+    inherit: Vec<String>,
+    /// The whole body: JSON, @file or -; flags beside it win
+    #[arg(long, value_name = "JSON")]
+    from_json: Option<String>,
+}
+
+impl Fields {
+    fn given(&self) -> Result<Given, Failure> {
+        Ok(Given::begin(self.from_json.as_deref())?
+            .value("weight", self.weight)
+            .value("max_in_flight", self.max_in_flight)
+            .value("rate_limit", self.rate_limit.as_deref().map(rate_limit).transpose()?)
+            .value("retention_days", self.retention_days)
+            .json("defaults", self.defaults.as_deref())?
+            .json("limits", self.limits.as_deref())?
+            .json("notifications", self.notifications.as_deref())?
+            .pairs("metadata", '=', &self.metadata)?
+            .nulls(&self.inherit))
+    }
+}
+
+const COLUMNS: &[Column] = &[
+    Column("ID", Cell::Id("/id")),
+    Column("WEIGHT", Cell::Text("/weight")),
+    Column("IN FLIGHT", Cell::Text("/max_in_flight")),
+    Column("PER MINUTE", Cell::Made(|row, _| plain(row.pointer("/rate_limit/max_per_minute")))),
+    Column("KEPT DAYS", Cell::Text("/retention_days")),
+    Column("CREATED", Cell::Time("/created_at")),
+];
+
+impl Asks for Command {
+    fn task(self) -> Result<Task, Failure> {
+        Ok(match self {
+            Command::List { page } => Task::list(Request::to(&LIST_TENANTS), &page, COLUMNS),
+            Command::Show { id, watch } => Task::record(Request::to(&SHOW_TENANT).named(&id)).watching(watch),
+            Command::Put { id, fields, if_match } => {
+                let request = Request::to(&PUT_TENANT).named(&id).header("if-match", quoted(&if_match).as_deref());
+                Task::record(request.body(fields.given()?.write()))
+            }
+            Command::Patch { id, fields, if_match } => {
+                let request = Request::to(&PATCH_TENANT).named(&id).header("if-match", quoted(&if_match).as_deref());
+                Task::record(request.body(fields.given()?.write_something()?))
+            }
+            Command::Delete { id, yes, if_match } => {
+                let request = Request::to(&DELETE_TENANT).named(&id).header("if-match", quoted(&if_match).as_deref());
+                let question = format!("Delete the tenant {id} with its endpoints and keys? What waits for them is cancelled.");
+                Task { question: (!yes).then_some(question), ..Task::new(request, Shown::Done("deleted")) }
+            }
+        })
+    }
+}

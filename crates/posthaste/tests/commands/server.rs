@@ -1,0 +1,213 @@
+//! A real server with its directory, a receiver that says what it is told to, and the command line beside them.
+
+use std::collections::BTreeSet;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_posthaste");
+
+pub(crate) struct Server {
+    child: Child,
+    pub(crate) address: SocketAddr,
+    pub(crate) directory: PathBuf,
+    pub(crate) key: String,
+    /// Which commands have been run.
+    pub(crate) ran: Mutex<BTreeSet<String>>,
+}
+
+/// What a command has said, and how it has ended.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) code: i32,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Server {
+    pub(crate) fn start(name: &str) -> Server {
+        let directory = std::env::temp_dir().join(format!("posthaste-commands-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&directory);
+        std::fs::create_dir_all(&directory).unwrap();
+        // Whatever happens to us, it must not stay behind.
+        let is_bound = std::path::Path::new("/usr/bin/setpriv").exists();
+        let mut command = Command::new(if is_bound { "/usr/bin/setpriv" } else { BINARY });
+        if is_bound {
+            command.args(["--pdeathsig", "KILL", BINARY]);
+        }
+        let mut child = command
+            .args(["serve", "--listen", "127.0.0.1:0", "--allow-http", "--log", "warn"])
+            .args(["--allow-networks", "127.0.0.0/8", "--retry-strategy", "schedule", "--retry-delays-seconds", "3600"])
+            .current_dir(&directory)
+            .env_clear()
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .unwrap();
+        let mut said = String::new();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let address = loop {
+            let mut line = String::new();
+            assert!(stderr.read_line(&mut line).unwrap() > 0, "the server has ended: {said}");
+            said += &line;
+            if let Some((_, rest)) = line.split_once("is ready at http://") {
+                break rest.split(';').next().unwrap().parse().unwrap();
+            }
+        };
+        // What it says later must not block it.
+        std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
+        let key = std::fs::read_to_string(directory.join("posthaste-data/admin.key")).unwrap().trim().to_owned();
+        Server { child, address, directory, key, ran: Mutex::default() }
+    }
+
+    /// The command line in the server's own directory, in an environment without any of our variables but where it listens.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(BINARY);
+        command.args(arguments).current_dir(&self.directory).env_clear();
+        command.env("POSTHASTE_LISTEN", self.address.to_string());
+        command
+    }
+
+    pub(crate) fn run(&self, arguments: &[&str]) -> Run {
+        let run = run(self.command(arguments), "");
+        if run.code == 0 {
+            let words: Vec<&str> = arguments.iter().take_while(|word| !word.starts_with('-')).take(2).copied().collect();
+            self.ran.lock().unwrap().insert(words.join(" "));
+        }
+        run
+    }
+
+    /// What it says when all is well.
+    pub(crate) fn ok(&self, arguments: &[&str]) -> String {
+        let run = self.run(arguments);
+        assert_eq!(run.code, 0, "{arguments:?}: {run:?}");
+        run.out
+    }
+
+    pub(crate) fn json(&self, arguments: &[&str]) -> Value {
+        let out = self.ok(&[arguments, &["--json"]].concat());
+        serde_json::from_str(&out).unwrap_or_else(|error| panic!("{arguments:?}: {error}: {out}"))
+    }
+
+    /// Makes something and answers one of its fields.
+    pub(crate) fn text(&self, arguments: &[&str], field: &str) -> String {
+        let made = self.json(arguments);
+        made[field].as_str().unwrap_or_else(|| panic!("{arguments:?}: no {field} in {made}")).to_owned()
+    }
+
+    /// Looks again until it is so.
+    pub(crate) fn wait_for(&self, arguments: &[&str], is_so: impl Fn(&Value) -> bool) -> Value {
+        let deadline = Instant::now() + Duration::from_mins(1);
+        loop {
+            let seen = self.json(arguments);
+            if is_so(&seen) {
+                return seen;
+            }
+            assert!(Instant::now() < deadline, "waited in vain: {arguments:?}: {seen}");
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+pub(crate) fn run(mut command: Command, input: &str) -> Run {
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    // Whoever does not read it has ended already.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
+    let output = child.wait_with_output().unwrap();
+    Run {
+        code: output.status.code().unwrap_or(-1),
+        out: String::from_utf8(output.stdout).unwrap(),
+        err: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// As the API writes it.
+pub(crate) fn tomorrow() -> String {
+    (jiff::Timestamp::now() + Duration::from_hours(24)).strftime("%Y-%m-%dT%H:%M:00.000Z").to_string()
+}
+
+/// A request that has arrived.
+#[derive(Clone, Debug)]
+pub(crate) struct Arrival {
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
+}
+
+impl Arrival {
+    pub(crate) fn header(&self, name: &str) -> String {
+        let line = self.head.lines().find(|line| line.to_ascii_lowercase().starts_with(&format!("{name}:")));
+        line.unwrap_or_else(|| panic!("no {name} in {}", self.head)).split_once(':').unwrap().1.trim().to_owned()
+    }
+}
+
+/// Answers every request with the same bytes.
+pub(crate) struct Receiver {
+    pub(crate) address: SocketAddr,
+    pub(crate) arrivals: Arc<Mutex<Vec<Arrival>>>,
+}
+
+impl Receiver {
+    /// `answer` is a status line with headers, and a body.
+    pub(crate) fn start(answer: &str, body: &[u8]) -> Receiver {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut bytes = format!("HTTP/1.1 {answer}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len()).into_bytes();
+        bytes.extend_from_slice(body);
+        let arrivals = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&arrivals);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (bytes, seen) = (bytes.clone(), Arc::clone(&seen));
+                std::thread::spawn(move || answer_one(stream.unwrap(), &bytes, &seen));
+            }
+        });
+        Receiver { address, arrivals }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}/hooks", self.address)
+    }
+
+    pub(crate) fn first(&self) -> Arrival {
+        let deadline = Instant::now() + Duration::from_mins(1);
+        loop {
+            if let Some(arrival) = self.arrivals.lock().unwrap().first() {
+                return arrival.clone();
+            }
+            assert!(Instant::now() < deadline, "nothing has arrived");
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn answer_one(stream: TcpStream, bytes: &[u8], seen: &Mutex<Vec<Arrival>>) {
+    let mut reader = BufReader::new(stream);
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        if reader.read_line(&mut head).unwrap_or(0) == 0 {
+            return;
+        }
+    }
+    let length = head.lines().find_map(|line| line.to_ascii_lowercase().strip_prefix("content-length:")?.trim().parse().ok());
+    let mut body = vec![0; length.unwrap_or(0)];
+    if reader.read_exact(&mut body).is_err() {
+        return;
+    }
+    seen.lock().unwrap().push(Arrival { head, body });
+    let _ = reader.into_inner().write_all(bytes);
+}

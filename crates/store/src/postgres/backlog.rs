@@ -1,0 +1,87 @@
+//! What waits, counted over a bounded number of rows.
+
+use posthaste_core::id::EndpointId;
+use tokio_postgres::Row;
+
+use super::connection::{Connection, Problem};
+use super::{Database, row};
+use crate::backlog::is_cut_off;
+use crate::columns::{class, limit, unsigned};
+use crate::{Backlog, BacklogQuery, Error, LaneBacklog, Waiting};
+
+/// So many lanes are counted by one statement: few enough that the bound on rows is kept to, many enough to be quick.
+const LANES_AT_ONCE: usize = 16;
+
+impl Database {
+    pub(super) async fn backlog(&self, query: BacklogQuery) -> Result<Backlog, Error> {
+        let query = &query;
+        let mut endpoints = match &query.tenant {
+            Some(tenant) => {
+                let wanted = limit(query.lanes_max.saturating_add(1));
+                self.read(|connection| async move {
+                    let rows = connection.query(SELECT_OF_TENANT, &[&tenant.as_str(), &wanted]).await?;
+                    Ok(rows.iter().map(|row| Ok(EndpointId::from_bytes(row::bytes(row, "id")?))).collect::<Result<_, Error>>()?)
+                })
+                .await?
+            }
+            None => self.work(None, query.lanes_max.saturating_add(1)).await?,
+        };
+        let mut backlog = Backlog { lanes: vec![], is_whole: endpoints.len() <= query.lanes_max };
+        endpoints.truncate(query.lanes_max);
+        let mut counted = 0;
+        for some in endpoints.chunks(LANES_AT_ONCE) {
+            if counted >= query.rows_max as u64 {
+                backlog.is_whole = false;
+                break;
+            }
+            let lanes = self.read(|connection| async move { waiting(&connection, some, query).await }).await?;
+            counted += lanes.iter().flat_map(|lane| &lane.waiting).map(|alike| alike.count).sum::<u64>();
+            backlog.is_whole &= !lanes.iter().any(|lane| is_cut_off(&lane.waiting, query));
+            backlog.lanes.extend(lanes);
+        }
+        Ok(backlog)
+    }
+}
+
+async fn waiting(connection: &Connection, endpoints: &[EndpointId], query: &BacklogQuery) -> Result<Vec<LaneBacklog>, Problem> {
+    let ids: Vec<Vec<u8>> = endpoints.iter().map(|endpoint| endpoint.to_bytes().to_vec()).collect();
+    let rows = connection.query(SELECT_WAITING, &[&ids, &query.now.as_millis(), &limit(query.rows_per_queue_max)]).await?;
+    let mut lanes: Vec<LaneBacklog> = Vec::new();
+    for row in &rows {
+        let (endpoint, alike) = read(row)?;
+        match lanes.last_mut().filter(|lane| lane.endpoint == endpoint) {
+            Some(lane) => lane.waiting.push(alike),
+            None => lanes.push(LaneBacklog { endpoint, waiting: vec![alike] }),
+        }
+    }
+    Ok(lanes)
+}
+
+fn read(row: &Row) -> Result<(EndpointId, Waiting), Error> {
+    let alike = Waiting {
+        class: class(row::column(row, "class")?)?,
+        is_due: row::column(row, "is_due")?,
+        is_tried: row::column(row, "is_tried")?,
+        is_head_of_key: row::column(row, "is_head")?,
+        count: unsigned(row::column(row, "n")?),
+    };
+    Ok((EndpointId::from_bytes(row::bytes(row, "endpoint")?), alike))
+}
+
+/// Deleted ones too, until what waits there is cancelled.
+const SELECT_OF_TENANT: &str = "SELECT id FROM endpoints WHERE tenant = $1 ORDER BY id DESC LIMIT $2";
+/// Each queue by its own index. What is fresh has no time of its own and was not tried, so that its index says it all.
+const SELECT_WAITING: &str = "SELECT lane.endpoint, q.class, q.is_due, q.is_tried, q.is_head, count(*) AS n
+     FROM unnest($1::bytea[]) AS lane (endpoint) CROSS JOIN LATERAL (
+       (SELECT d.class, true AS is_due, false AS is_tried, true AS is_head FROM deliveries d
+         WHERE d.endpoint = lane.endpoint AND d.status = 'waiting' AND NOT d.is_later AND d.ordering_key IS NULL LIMIT $3)
+       UNION ALL
+       (SELECT d.class, d.due_at_ms <= $2, d.attempts > 0, true FROM deliveries d
+         WHERE d.endpoint = lane.endpoint AND d.status = 'waiting' AND d.is_later AND d.ordering_key IS NULL LIMIT $3)
+       UNION ALL
+       SELECT k.class, k.due_at_ms <= $2, k.attempts > 0, row_number() OVER (PARTITION BY k.ordering_key ORDER BY k.seq) = 1
+       FROM (SELECT d.class, d.due_at_ms, d.attempts, d.ordering_key, d.seq FROM deliveries d
+         WHERE d.endpoint = lane.endpoint AND d.status = 'waiting' AND d.ordering_key IS NOT NULL
+         ORDER BY d.ordering_key, d.seq LIMIT $3) k) q
+     GROUP BY lane.endpoint, q.class, q.is_due, q.is_tried, q.is_head
+     ORDER BY lane.endpoint, q.class, q.is_due, q.is_tried, q.is_head";

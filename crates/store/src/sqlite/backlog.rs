@@ -1,0 +1,72 @@
+//! What waits, counted over a bounded number of rows.
+
+use posthaste_core::id::{EndpointId, TenantId};
+use rusqlite::{Connection, named_params, params};
+
+use super::{Sqlite, lanes, row};
+use crate::backlog::is_cut_off;
+use crate::columns::{class, limit, unsigned};
+use crate::{Backlog, BacklogQuery, Error, LaneBacklog, Waiting};
+
+impl Sqlite {
+    pub(super) async fn backlog(&self, query: BacklogQuery) -> Result<Backlog, Error> {
+        self.read(move |connection| backlog(connection, &query)).await
+    }
+}
+
+fn backlog(connection: &Connection, query: &BacklogQuery) -> Result<Backlog, Error> {
+    let mut endpoints = match &query.tenant {
+        Some(tenant) => of_tenant(connection, tenant, query.lanes_max)?,
+        None => lanes::with_work(connection, None, query.lanes_max.saturating_add(1))?,
+    };
+    let mut backlog = Backlog { lanes: vec![], is_whole: endpoints.len() <= query.lanes_max };
+    endpoints.truncate(query.lanes_max);
+    let mut counted = 0;
+    for endpoint in endpoints {
+        if counted >= query.rows_max as u64 {
+            backlog.is_whole = false;
+            break;
+        }
+        let mut select = connection.prepare_cached(SELECT_WAITING)?;
+        let rows = select.query(named_params! {
+            ":endpoint": endpoint.to_bytes(),
+            ":now": query.now.as_millis(),
+            ":rows": limit(query.rows_per_queue_max),
+        })?;
+        let waiting = row::all(rows, |row| {
+            Ok(Waiting {
+                class: class(row::column(row, "class")?)?,
+                is_due: row::column(row, "is_due")?,
+                is_tried: row::column(row, "is_tried")?,
+                is_head_of_key: row::column(row, "is_head")?,
+                count: unsigned(row::column(row, "n")?),
+            })
+        })?;
+        counted += waiting.iter().map(|alike| alike.count).sum::<u64>();
+        backlog.is_whole &= !is_cut_off(&waiting, query);
+        if !waiting.is_empty() {
+            backlog.lanes.push(LaneBacklog { endpoint, waiting });
+        }
+    }
+    Ok(backlog)
+}
+
+/// Deleted ones too, until what waits there is cancelled.
+fn of_tenant(connection: &Connection, tenant: &TenantId, lanes_max: usize) -> Result<Vec<EndpointId>, Error> {
+    let mut select = connection.prepare_cached("SELECT id FROM endpoints WHERE tenant = ?1 ORDER BY id DESC LIMIT ?2")?;
+    let rows = select.query(params![tenant.as_str(), limit(lanes_max.saturating_add(1))])?;
+    row::all(rows, |row| Ok(EndpointId::from_bytes(row::column(row, "id")?)))
+}
+
+/// Each queue by its own index. What is fresh has no time of its own and was not tried, so that its index says it all.
+const SELECT_WAITING: &str = "SELECT class, is_due, is_tried, is_head, count(*) AS n FROM (
+       SELECT * FROM (SELECT class, 1 AS is_due, 0 AS is_tried, 1 AS is_head FROM deliveries INDEXED BY deliveries_fresh
+         WHERE endpoint = :endpoint AND status = 'waiting' AND is_later = 0 AND ordering_key IS NULL LIMIT :rows)
+       UNION ALL
+       SELECT * FROM (SELECT class, due_at_ms <= :now, attempts > 0, 1 FROM deliveries INDEXED BY deliveries_later
+         WHERE endpoint = :endpoint AND status = 'waiting' AND is_later = 1 AND ordering_key IS NULL LIMIT :rows)
+       UNION ALL
+       SELECT class, due_at_ms <= :now, attempts > 0, row_number() OVER (PARTITION BY ordering_key ORDER BY seq) = 1
+       FROM (SELECT class, due_at_ms, attempts, ordering_key, seq FROM deliveries INDEXED BY deliveries_keyed
+         WHERE endpoint = :endpoint AND status = 'waiting' AND ordering_key IS NOT NULL ORDER BY ordering_key, seq LIMIT :rows))
+     GROUP BY class, is_due, is_tried, is_head ORDER BY class, is_due, is_tried, is_head";
