@@ -237,6 +237,9 @@ async fn send_now(call: &Call, row: &DeliveryRow) -> Result<Response, Problem> {
 pub(crate) async fn repeat(call: &Call, row: &DeliveryRow) -> Result<Response, Problem> {
     let audit = call.audit("delivery.retry", &row.id, Some(&row.tenant));
     let new = call.app.store.repeat(row.id, audit).await?.map_err(refused)?;
+    if let Some(metrics) = &call.app.options.metrics {
+        metrics.publishing().retry_requested();
+    }
     Ok(answer(StatusCode::ACCEPTED, &shown(&call.app, &new).await?))
 }
 

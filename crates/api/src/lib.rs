@@ -23,6 +23,7 @@ mod given;
 mod health;
 mod keys;
 mod known;
+mod metrics;
 mod observed;
 mod openapi;
 mod policies;
@@ -50,6 +51,7 @@ use posthaste_core::bucket::RateLimit;
 use posthaste_core::destination;
 use posthaste_core::endpoint::Policies;
 use posthaste_core::timeout::TimeoutRules;
+use posthaste_metrics::Metrics;
 use posthaste_store::Store;
 
 use body::Budget;
@@ -57,6 +59,7 @@ use credentials::{AdminKey, Calls, Uses};
 use endpoint_verbs::Tests;
 use health::Publishing;
 use known::Known;
+pub use metrics::{answer as metrics_answer, is_local};
 pub use portal::PortalKey;
 use problem::Problem;
 
@@ -93,6 +96,8 @@ pub struct Options {
     pub streams_max: usize,
     /// Seals portal tokens. Has to be the same on every node and after a restart, or links made before stop working.
     pub portal_key: PortalKey,
+    /// Counts what comes in, and is shown at `/metrics`.
+    pub metrics: Option<Metrics>,
 }
 
 impl Default for Options {
@@ -115,6 +120,7 @@ impl Default for Options {
             tests_every: Duration::from_secs(5),
             streams_max: 64,
             portal_key: PortalKey(rand::random()),
+            metrics: None,
         }
     }
 }
@@ -195,7 +201,7 @@ pub fn routes() -> Vec<RouteShown> {
         path: route.path,
         operation: route.operation,
         needs_key: route.access != routes::Access::Anybody,
-        is_server_wide: matches!(route.access, routes::Access::ServerWide(_)),
+        is_server_wide: matches!(route.access, routes::Access::ServerWide(_) | routes::Access::ServerWideOrLocal(_)),
         takes_body: route.body.is_some(),
         example: route.body.as_ref().map_or("", |body| body.example),
         query: route.query.iter().map(|parameter| parameter.name).collect(),

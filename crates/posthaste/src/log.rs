@@ -15,7 +15,7 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Registry};
+use tracing_subscriber::{EnvFilter, Registry, reload};
 
 use crate::settings::LogFormat;
 
@@ -34,26 +34,35 @@ enum Message {
     Flush(SyncSender<()>),
 }
 
+/// What lets lines through, and can be changed.
+type Levels = reload::Handle<EnvFilter, Registry>;
+
 /// The way to stderr.
 #[derive(Clone)]
 pub(crate) struct Logs {
+    /// `None` before it has started, or where somebody else says what is logged.
+    levels: Option<Levels>,
     sender: SyncSender<Message>,
+    /// Not yet told of in a line.
     dropped: Arc<AtomicU64>,
+    dropped_in_all: Arc<AtomicU64>,
 }
 
 impl Logs {
     /// Starts to log. `levels` was checked when it was read.
     pub(crate) fn start(levels: &str, format: LogFormat) -> Logs {
-        let (logs, receiver) = Logs::new();
+        let (mut logs, receiver) = Logs::new();
         let dropped = Arc::clone(&logs.dropped);
         std::thread::Builder::new()
             .name("logs".to_owned())
             .spawn(move || write_lines(&receiver, &dropped, &mut std::io::stderr(), format))
             .expect("a thread can be started at the beginning");
-        let filter = EnvFilter::builder().parse_lossy(format!("{QUIET},{levels}"));
+        let (filter, levels) = reload::Layer::new(filter(levels));
         let lines = Lines { logs: logs.clone(), format };
         // Somebody else's subscriber is possible only in a test.
-        let _ = Registry::default().with(lines.with_filter(filter)).try_init();
+        if Registry::default().with(lines.with_filter(filter)).try_init().is_ok() {
+            logs.levels = Some(levels);
+        }
         std::panic::set_hook(Box::new(|panic| {
             let place = panic.location().map(ToString::to_string);
             let message = panic.payload_as_str().unwrap_or_default();
@@ -64,7 +73,7 @@ impl Logs {
 
     fn new() -> (Logs, Receiver<Message>) {
         let (sender, receiver) = sync_channel(LINES_WAITING_MAX);
-        (Logs { sender, dropped: Arc::default() }, receiver)
+        (Logs { levels: None, sender, dropped: Arc::default(), dropped_in_all: Arc::default() }, receiver)
     }
 
     /// A line for the person who has started the process, whatever is logged.
@@ -75,7 +84,19 @@ impl Logs {
     fn send(&self, line: String) {
         if self.sender.try_send(Message::Line(line)).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
+            self.dropped_in_all.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// From now on. `levels` was checked when it was read.
+    pub(crate) fn set_levels(&self, levels: &str) -> Result<(), String> {
+        let handle = self.levels.as_ref().ok_or("somebody else decides what is logged")?;
+        handle.reload(filter(levels)).map_err(|error| error.to_string())
+    }
+
+    /// Lines that were dropped since the start.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.dropped_in_all.load(Ordering::Relaxed)
     }
 
     /// Waits until what was logged has been written, but not for ever.
@@ -85,6 +106,10 @@ impl Logs {
             let _ = is_done.recv_timeout(FLUSH_MAX);
         }
     }
+}
+
+fn filter(levels: &str) -> EnvFilter {
+    EnvFilter::builder().parse_lossy(format!("{QUIET},{levels}"))
 }
 
 fn write_lines(receiver: &Receiver<Message>, dropped: &AtomicU64, sink: &mut impl std::io::Write, format: LogFormat) {
@@ -212,13 +237,23 @@ fn shortened(value: &Value) -> Value {
     }
 }
 
+/// What a terminal would obey, what some readers of logs take for the end of a line, and what changes the order in which
+/// others are shown, so that a line reads as something that it is not.
+fn is_hostile(character: char) -> bool {
+    character.is_control()
+        || matches!(character,
+            '\u{2028}' | '\u{2029}'
+            | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}'
+            | '\u{61c}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
 /// One event, one line, and nothing that a terminal would obey.
 pub(crate) fn without_control_characters(text: &str) -> String {
-    if !text.chars().any(char::is_control) {
+    if !text.chars().any(is_hostile) {
         return text.to_owned();
     }
     text.chars().fold(String::with_capacity(text.len()), |mut clean, character| {
-        if character.is_control() {
+        if is_hostile(character) {
             clean.extend(character.escape_default());
         } else {
             clean.push(character);

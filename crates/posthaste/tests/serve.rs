@@ -121,7 +121,7 @@ fn i39_a_database_that_is_damaged_or_without_its_key_is_refused() {
 #[test]
 fn what_is_set_and_not_there_is_refused_rather_than_ignored() {
     let directory = Directory::new("absent");
-    refused(&serve(&directory, &["--metrics-listen", "127.0.0.1:0"]), "does not have: metrics_listen");
+    refused(&serve(&directory, &["--outbox", "postgres://app@127.0.0.1/app"]), "does not have: outbox");
 }
 
 #[test]

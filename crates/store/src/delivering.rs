@@ -6,7 +6,7 @@ use posthaste_core::bucket::Bucket;
 use posthaste_core::delivery::{Outcome, State};
 use posthaste_core::event::Event;
 use posthaste_core::id::{AttemptId, DeliveryId, EndpointId};
-use posthaste_core::scheduler::{Entry, LaneMemory, Seq};
+use posthaste_core::scheduler::{Class, Entry, LaneMemory, Seq};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Adaptive;
 
@@ -29,6 +29,19 @@ pub struct WindowRows {
     pub more: bool,
     /// The last row that was committed when it looked.
     pub seen: Seq,
+}
+
+/// Rows of one endpoint that wait and are alike in what can hold them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct WaitingRows {
+    pub class: Class,
+    pub is_due: bool,
+    pub is_tried: bool,
+    /// Nothing older of their ordering key is unfinished; or they have none.
+    pub is_head_of_key: bool,
+    pub count: u64,
+    /// When the oldest of them happened.
+    pub oldest: Timestamp,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]

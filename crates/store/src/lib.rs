@@ -11,6 +11,7 @@ mod cluster;
 mod columns;
 mod command_document;
 mod commands;
+mod commits;
 mod configuration;
 mod delivering;
 mod document;
@@ -40,12 +41,14 @@ use posthaste_core::time::Timestamp;
 
 pub use cluster::{Claimed, Epoch, HandedOver, LEASE, LeaveAlone, NodeId, PARTITIONS, Partition, partition_of};
 pub use commands::{Asked, COMMAND_MAX, Command, Commanded, Commands};
+pub use commits::Commits;
 pub use configuration::{
     Audit, AuditRow, Change, Configured, EndpointQuery, Key, KeyHash, KeyScope, NewEndpoint, Refusal, SecretText, StoredEndpoint,
     StoredSecret, StoredTenant,
 };
 pub use delivering::{
-    AttemptRecord, Body, BodyError, LaneShown, LaneState, Record, Recorded, RecordedAs, Swept, TakenUp, Timings, WindowRows,
+    AttemptRecord, Body, BodyError, LaneShown, LaneState, Record, Recorded, RecordedAs, Swept, TakenUp, Timings, WaitingRows,
+    WindowRows,
 };
 pub use feed::{Fed, Feed};
 pub use history::{Cursor, DeliveryQuery, DeliveryRow, EventQuery, EventRow, Page, StatusFilter};
@@ -119,6 +122,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn take_up(&self, endpoints: Vec<EndpointId>) -> Answer<'_, Vec<TakenUp>>;
     /// The next rows of one of a lane's queues.
     fn window(&self, endpoint: EndpointId, want: Want, limit: usize) -> Answer<'_, WindowRows>;
+    /// What waits at an endpoint, counted, at most so many rows of each of its queues.
+    fn backlog(&self, endpoint: EndpointId, rows_max: usize) -> Answer<'_, Vec<WaitingRows>>;
     /// What these deliveries carry; in the order asked, without those that are gone.
     fn bodies(&self, deliveries: Vec<Seq>) -> Answer<'_, Vec<Body>>;
     /// Keeps attempts, moves their deliveries on, and writes lane states, together for each one given. One that is not

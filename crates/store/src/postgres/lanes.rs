@@ -20,7 +20,9 @@ use crate::columns::{
     StateColumns, checked_data, class, class_code, labels, limit, millis, outcome_columns, signed, state_columns, unsigned,
 };
 use crate::routing::schedule_of;
-use crate::{AttemptRecord, Audit, Body, BodyError, Error, LaneState, Record, Recorded, RecordedAs, Swept, WindowRows, document};
+use crate::{
+    AttemptRecord, Audit, Body, BodyError, Error, LaneState, Record, Recorded, RecordedAs, Swept, WaitingRows, WindowRows, document,
+};
 
 /// What a record is taken to weigh while it waits.
 const RECORD_BYTES: usize = 512;
@@ -81,6 +83,16 @@ impl Database {
         .await
     }
 
+    pub(super) async fn backlog(&self, endpoint: EndpointId, rows_max: usize) -> Result<Vec<WaitingRows>, Error> {
+        let now = self.clock_now().as_millis();
+        self.read(|connection| async move {
+            let endpoint = endpoint.to_bytes().to_vec();
+            let rows = connection.query(COUNT_QUEUES, &[&endpoint, &now, &limit(rows_max)]).await?;
+            Ok(rows.iter().map(waiting_rows).collect::<Result<_, Error>>()?)
+        })
+        .await
+    }
+
     pub(super) async fn bodies(&self, deliveries: Vec<Seq>) -> Result<Vec<Body>, Error> {
         let asked = &deliveries;
         self.read(|connection| async move {
@@ -122,6 +134,32 @@ impl Postgres {
 }
 
 /// The smallest of the three queues' next ones, and so on.
+/// Each queue by its own index.
+const COUNT_QUEUES: &str = "SELECT class, is_due, is_tried, is_head, count(*) AS count, min(timestamp_ms) AS oldest FROM (
+       (SELECT class, TRUE AS is_due, FALSE AS is_tried, TRUE AS is_head, timestamp_ms FROM deliveries
+        WHERE endpoint = $1::bytea AND status = 'waiting' AND NOT is_later AND ordering_key IS NULL LIMIT $3)
+       UNION ALL
+       (SELECT class, due_at_ms <= $2::bigint, attempts > 0, TRUE, timestamp_ms FROM deliveries
+        WHERE endpoint = $1 AND status = 'waiting' AND is_later AND ordering_key IS NULL LIMIT $3)
+       UNION ALL
+       (SELECT d.class, d.due_at_ms <= $2, d.attempts > 0, d.seq =
+          (SELECT min(h.seq) FROM deliveries h
+           WHERE h.endpoint = $1 AND h.ordering_key = d.ordering_key AND h.status = 'waiting' AND h.ordering_key IS NOT NULL),
+          d.timestamp_ms
+        FROM deliveries d WHERE d.endpoint = $1 AND d.status = 'waiting' AND d.ordering_key IS NOT NULL LIMIT $3)) AS waiting
+     GROUP BY class, is_due, is_tried, is_head";
+
+fn waiting_rows(row: &Row) -> Result<WaitingRows, Error> {
+    Ok(WaitingRows {
+        class: class(row::column(row, "class")?)?,
+        is_due: row::column(row, "is_due")?,
+        is_tried: row::column(row, "is_tried")?,
+        is_head_of_key: row::column(row, "is_head")?,
+        count: unsigned(row::column(row, "count")?),
+        oldest: row::timestamp(row, "oldest")?,
+    })
+}
+
 const SELECT_WORK: &str = "WITH RECURSIVE found (endpoint) AS (
        SELECT least(
          (SELECT d.endpoint FROM deliveries d WHERE d.endpoint > $1::bytea AND d.status = 'waiting' AND NOT d.is_later

@@ -109,8 +109,8 @@ impl Postgres {
         let publishing = Arc::new(Publishing(Arc::clone(&database)));
         let recording = Arc::new(Recording(Arc::clone(&database)));
         Ok(Postgres(Arc::new(Inner {
-            publishing: Committer::start(&publishing, PUBLISHING_TASKS, waiting_bytes_max),
-            recording: Committer::start(&recording, RECORDING_TASKS, waiting_bytes_max),
+            publishing: Committer::start(&publishing, PUBLISHING_TASKS, waiting_bytes_max, &database.options.commits),
+            recording: Committer::start(&recording, RECORDING_TASKS, waiting_bytes_max, &database.options.commits),
             database,
         })))
     }
@@ -230,7 +230,7 @@ mod verbs {
         Answer, AttemptRecord, Audit, AuditRow, Body, Change, Claimed, Command, Commanded, Commands, Configured, DeliveryQuery,
         DeliveryRow, EndpointQuery, EventQuery, EventRow, HandedOver, Housekeeping, Key, KeyHash, LaneShown, LaneState, Minute,
         NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record, RecordedAs, Refusal, ReplayFilter, ReplayRow,
-        StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredTenant, Swept, SweptAway, TakenUp, WindowRows,
+        StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredTenant, Swept, SweptAway, TakenUp, WaitingRows, WindowRows,
     };
 
     impl Store for Postgres {
@@ -287,6 +287,7 @@ mod verbs {
             sweep(after: Seq) -> Swept;
             take_up(endpoints: Vec<EndpointId>) -> Vec<TakenUp>;
             window(endpoint: EndpointId, want: Want, limit: usize) -> WindowRows;
+            backlog(endpoint: EndpointId, rows_max: usize) -> Vec<WaitingRows>;
             bodies(deliveries: Vec<Seq>) -> Vec<Body>;
             lane(endpoint: EndpointId) -> Option<LaneState>;
             command(partition: Partition, command: Command) -> Commanded;

@@ -12,7 +12,9 @@ use super::writer::State;
 use super::{SMALL, Sqlite, configuration, row};
 use crate::columns::{checked_data, class, class_code, labels, limit, millis, outcome_columns, signed, state_columns, unsigned};
 use crate::routing::schedule_of;
-use crate::{AttemptRecord, Body, BodyError, Error, LaneState, Record, Recorded, RecordedAs, Swept, WindowRows, document};
+use crate::{
+    AttemptRecord, Body, BodyError, Error, LaneState, Record, Recorded, RecordedAs, Swept, WaitingRows, WindowRows, document,
+};
 
 impl Sqlite {
     /// A skip scan over each of the three queues: as many steps as there are endpoints with work.
@@ -80,6 +82,19 @@ impl Sqlite {
         .await
     }
 
+    pub(super) async fn backlog(&self, endpoint: EndpointId, rows_max: usize) -> Result<Vec<WaitingRows>, Error> {
+        let now = self.clock_now().as_millis();
+        self.read(move |connection| {
+            let mut found = Vec::new();
+            for select in COUNT_QUEUES {
+                let mut select = connection.prepare_cached(select)?;
+                found.extend(row::all(select.query(params![endpoint.to_bytes(), now, limit(rows_max)])?, waiting_rows)?);
+            }
+            Ok(found)
+        })
+        .await
+    }
+
     pub(super) async fn bodies(&self, deliveries: Vec<Seq>) -> Result<Vec<Body>, Error> {
         self.read(move |connection| {
             let mut select = connection.prepare_cached(
@@ -114,6 +129,36 @@ impl Sqlite {
         let store = self.clone();
         self.write(SMALL, move |connection, _| restamp(&store, connection, endpoint, after, rows_max)).await
     }
+}
+
+/// One for each queue. The first reads its index alone.
+const COUNT_QUEUES: [&str; 3] = [
+    "SELECT class, ?2 IS NOT NULL AS is_due, 0 AS is_tried, 1 AS is_head, count(*) AS count, min(timestamp_ms) AS oldest FROM
+       (SELECT class, timestamp_ms FROM deliveries INDEXED BY deliveries_fresh
+        WHERE endpoint = ?1 AND status = 'waiting' AND is_later = 0 AND ordering_key IS NULL LIMIT ?3)
+     GROUP BY class",
+    "SELECT class, is_due, is_tried, 1 AS is_head, count(*) AS count, min(timestamp_ms) AS oldest FROM
+       (SELECT class, due_at_ms <= ?2 AS is_due, attempts > 0 AS is_tried, timestamp_ms FROM deliveries INDEXED BY deliveries_later
+        WHERE endpoint = ?1 AND status = 'waiting' AND is_later = 1 AND ordering_key IS NULL LIMIT ?3)
+     GROUP BY class, is_due, is_tried",
+    "SELECT class, is_due, is_tried, is_head, count(*) AS count, min(timestamp_ms) AS oldest FROM
+       (SELECT d.class, d.due_at_ms <= ?2 AS is_due, d.attempts > 0 AS is_tried, d.timestamp_ms, d.seq =
+          (SELECT min(seq) FROM deliveries INDEXED BY deliveries_keyed
+           WHERE endpoint = ?1 AND ordering_key = d.ordering_key AND status = 'waiting' AND ordering_key IS NOT NULL) AS is_head
+        FROM deliveries d INDEXED BY deliveries_keyed
+        WHERE d.endpoint = ?1 AND d.status = 'waiting' AND d.ordering_key IS NOT NULL LIMIT ?3)
+     GROUP BY class, is_due, is_tried, is_head",
+];
+
+fn waiting_rows(row: &Row<'_>) -> Result<WaitingRows, Error> {
+    Ok(WaitingRows {
+        class: class(row::column(row, "class")?)?,
+        is_due: row::column(row, "is_due")?,
+        is_tried: row::column(row, "is_tried")?,
+        is_head_of_key: row::column(row, "is_head")?,
+        count: unsigned(row::column(row, "count")?),
+        oldest: row::timestamp(row, "oldest")?,
+    })
 }
 
 pub(super) fn lane(connection: &Connection, endpoint: EndpointId) -> Result<Option<LaneState>, Error> {

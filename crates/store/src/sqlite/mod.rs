@@ -78,6 +78,7 @@ impl Sqlite {
                 epoch: opened.epoch,
                 feeder: Arc::clone(&feeder),
                 waiting_bytes_max: options.commit_queue_bytes_max,
+                commits: Arc::clone(&options.commits),
             },
         );
         Ok(Sqlite(Arc::new(Inner {
@@ -197,7 +198,7 @@ mod verbs {
         Answer, AttemptRecord, Audit, AuditRow, Body, Change, Claimed, Command, Commanded, Commands, Configured, DeliveryQuery,
         DeliveryRow, EndpointQuery, EventQuery, EventRow, HandedOver, Housekeeping, Key, KeyHash, LaneShown, LaneState, Minute,
         NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record, RecordedAs, Refusal, ReplayFilter, ReplayRow,
-        StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredTenant, Swept, SweptAway, TakenUp, WindowRows,
+        StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredTenant, Swept, SweptAway, TakenUp, WaitingRows, WindowRows,
     };
 
     impl Store for Sqlite {
@@ -266,6 +267,7 @@ mod verbs {
             sweep(after: Seq) -> Swept;
             take_up(endpoints: Vec<EndpointId>) -> Vec<TakenUp>;
             window(endpoint: EndpointId, want: Want, limit: usize) -> WindowRows;
+            backlog(endpoint: EndpointId, rows_max: usize) -> Vec<WaitingRows>;
             bodies(deliveries: Vec<Seq>) -> Vec<Body>;
             record(records: Vec<Record>) -> Vec<RecordedAs>;
             lane(endpoint: EndpointId) -> Option<LaneState>;

@@ -20,6 +20,7 @@ crate::conform! {
     a_record_for_a_delivery_that_is_not_there_changes_nothing
     windows_hold_each_queue_in_its_own_order
     only_the_head_of_a_key_is_read
+    what_waits_is_counted_by_what_can_hold_it
     endpoints_with_work_are_found
     a_sweep_names_who_was_given_something
     a_lane_is_remembered_with_its_record
@@ -60,6 +61,40 @@ async fn an_attempt_is_recorded_once_and_moves_its_delivery_on(world: World) {
         )
     );
     assert!(world.waiting(delivery.endpoint).await.is_empty(), "nothing waits");
+}
+
+async fn what_waits_is_counted_by_what_can_hold_it(world: World) {
+    let endpoint = world.endpoint("acme").await;
+    let now = world.store.now();
+    let mut oldest = None;
+    for number in 0..5 {
+        let delivery = world.delivery("acme").await;
+        oldest = oldest.or(Some(delivery.timestamp));
+        match number {
+            0 => world.deliver(&delivery).await,
+            1 => _ = world.try_once(&delivery, 1, 503, State::Waiting { due: later(now, 3600) }).await,
+            2 => _ = world.try_once(&delivery, 1, 503, State::Waiting { due: now }).await,
+            _ => {}
+        }
+    }
+    let scheduled = Timing::new(now, Some(later(now, 3600)), None).unwrap();
+    world.publish(Event { timing: scheduled, ..world.event("acme", "order.made") }).await;
+    for _ in 0..3 {
+        world.publish(Event { ordering_key: key("k"), ..world.event("acme", "order.made") }).await;
+    }
+    let counted = world.store.backlog(endpoint.id, 1_000).await.unwrap();
+    let count = |is_due: bool, is_tried: bool, is_head: bool| -> u64 {
+        let alike = counted.iter().filter(|rows| (rows.is_due, rows.is_tried, rows.is_head_of_key) == (is_due, is_tried, is_head));
+        alike.map(|rows| rows.count).sum()
+    };
+    assert_eq!(count(true, false, true), 3, "two that are fresh and the head of a key: {counted:?}");
+    assert_eq!((count(true, true, true), count(false, true, true), count(false, false, true)), (1, 1, 1), "{counted:?}");
+    assert_eq!(count(true, false, false), 2, "behind the head: {counted:?}");
+    assert!(counted.iter().all(|rows| Some(rows.oldest) >= oldest && rows.class == Class::Exempt), "{counted:?}");
+    let cut = world.store.backlog(endpoint.id, 1).await.unwrap();
+    assert_eq!(cut.iter().map(|rows| rows.count).sum::<u64>(), 3, "one of each queue: {cut:?}");
+    let other = world.endpoint("beta").await;
+    assert_eq!(world.store.backlog(other.id, 1_000).await.unwrap(), [], "somebody else's are not counted");
 }
 
 async fn what_ends_without_an_attempt_ends_once(world: World) {

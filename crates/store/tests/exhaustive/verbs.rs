@@ -331,6 +331,7 @@ const READING: &[&str] = &[
     "work",
     "sweep",
     "window",
+    "backlog",
     "take_up",
     "tenant_versions",
     "is_shared",

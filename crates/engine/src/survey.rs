@@ -1,0 +1,261 @@
+//! Looks over the backlog, a few lanes at a time: what waits and why, how old it is, and whether something is stuck.
+//!
+//! What is in memory is counted there. Of lanes whose backlog does not fit, the rest is counted in the store, beside the loop,
+//! now and then, and never so often that it costs more than a twentieth of the time.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use posthaste_core::admission::{HoldReason, RowFacts};
+use posthaste_core::id::EndpointId;
+use posthaste_core::scheduler::{Class, LaneSurvey, Waiting};
+use posthaste_core::time::Timestamp;
+use posthaste_metrics::{BacklogGauges, Held, Metrics, Trouble};
+use posthaste_store::{Store, WaitingRows};
+
+use crate::owner::Owner;
+
+pub(crate) const SURVEYED_EVERY: Duration = Duration::from_millis(50);
+/// A millisecond's worth, mostly.
+const LANES_AT_ONCE_MAX: usize = 500;
+/// What others see is at most so old, and as much older as a look over all lanes takes.
+const ROUND_EVERY: Duration = Duration::from_secs(1);
+const COUNTED_EVERY: Duration = Duration::from_secs(10);
+const ROWS_COUNTED_MAX: usize = 200_000;
+/// After a count of some length, so many times as long is nothing counted.
+const REST_FACTOR: u32 = 20;
+/// Whoever could have gone for so long, and did not, is stuck.
+const STUCK_AFTER: Duration = Duration::from_secs(8);
+/// An expected hold is never shorter: clocks, commits and looks take their time, too.
+const EXPECTED_MIN: Duration = Duration::from_mins(1);
+
+/// What was counted in the store, and for whom it is to be counted.
+#[derive(Debug, Default)]
+pub(crate) struct Stored {
+    wanted: Mutex<Vec<EndpointId>>,
+    counted: Mutex<HashMap<EndpointId, Vec<WaitingRows>>>,
+}
+
+/// Counts for those that want it, for ever.
+pub(crate) async fn count_in_store(store: Arc<dyn Store>, stored: Arc<Stored>) {
+    loop {
+        let began = Instant::now();
+        let wanted = stored.wanted.lock().clone();
+        let still: HashSet<EndpointId> = wanted.iter().copied().collect();
+        stored.counted.lock().retain(|endpoint, _| still.contains(endpoint));
+        for endpoint in wanted {
+            let one_began = Instant::now();
+            match store.backlog(endpoint, ROWS_COUNTED_MAX).await {
+                Ok(rows) => _ = stored.counted.lock().insert(endpoint, rows),
+                // What was counted before stands until it can be counted again.
+                Err(error) => tracing::debug!(%endpoint, %error, "a backlog could not be counted"),
+            }
+            tokio::time::sleep(one_began.elapsed() * REST_FACTOR).await;
+        }
+        tokio::time::sleep(COUNTED_EVERY.saturating_sub(began.elapsed())).await;
+    }
+}
+
+pub(crate) struct Surveyor {
+    metrics: Metrics,
+    stored: Arc<Stored>,
+    request_max: Duration,
+    /// Where the look that is under way goes on.
+    from: usize,
+    round: Round,
+    next_round_at: Instant,
+    /// How long the longest queue of a lane that waits for tokens was expected to take since it began to wait.
+    draining: HashMap<EndpointId, Duration>,
+    trouble: Option<Trouble>,
+}
+
+#[derive(Default)]
+struct Round {
+    gauges: BacklogGauges,
+    partial: Vec<EndpointId>,
+    draining: HashMap<EndpointId, Duration>,
+    trouble: Option<Trouble>,
+}
+
+impl Surveyor {
+    pub(crate) fn new(metrics: Metrics, request_max: Duration) -> Surveyor {
+        Surveyor {
+            metrics,
+            stored: Arc::default(),
+            request_max,
+            from: 0,
+            round: Round::default(),
+            next_round_at: Instant::now(),
+            draining: HashMap::new(),
+            trouble: None,
+        }
+    }
+
+    pub(crate) fn stored(&self) -> Arc<Stored> {
+        Arc::clone(&self.stored)
+    }
+
+    /// Looks at some more lanes.
+    pub(crate) fn step(&mut self, now: Timestamp, owner: &mut Owner) {
+        if self.from == 0 && Instant::now() < self.next_round_at {
+            return;
+        }
+        let (lanes, next) = owner.survey(now, self.from, LANES_AT_ONCE_MAX);
+        let may_start = owner.may_start();
+        for lane in &lanes {
+            self.look_at(now, lane, may_start);
+        }
+        self.from = next.unwrap_or(0);
+        if next.is_none() {
+            self.next_round_at = Instant::now() + ROUND_EVERY;
+            self.end_round(now, owner);
+        }
+    }
+
+    fn look_at(&mut self, now: Timestamp, lane: &LaneSurvey, may_start: bool) {
+        let (mut held, mut pending) = (lane.held, lane.pending);
+        if lane.is_partial {
+            self.round.partial.push(lane.endpoint);
+            if let Some(rows) = self.stored.counted.lock().get(&lane.endpoint) {
+                (held, pending) = counted(lane, rows);
+            }
+        }
+        let gauges = &mut self.round.gauges;
+        gauges.lanes += 1;
+        gauges.lanes_counted_in_store += u64::from(lane.is_partial);
+        gauges.in_flight += lane.in_flight;
+        gauges.pending += pending.count;
+        gauges.oldest_due = gauges.oldest_due.max(lane.due_since.map(|due| now.since(due)));
+        let mut expected = lane.expected;
+        let limited = held[HoldReason::RateLimited as usize];
+        if let (Some(oldest), Some(rate)) = (limited.oldest, lane.max_per_minute) {
+            let drains_in = Duration::from_secs(limited.count.saturating_mul(60) / u64::from(rate.max(1)));
+            // What it has waited for something else before is not to be blamed on tokens.
+            let longest = self.draining.get(&lane.endpoint).copied().unwrap_or_else(|| now.since(oldest)).max(drains_in);
+            self.round.draining.insert(lane.endpoint, longest);
+            expected[HoldReason::RateLimited as usize] = Some(longest);
+        }
+        for (place, waiting) in held.iter().enumerate() {
+            let Some(oldest) = waiting.oldest else { continue };
+            let (age, expected) = (now.since(oldest), expected[place].map(|hold| hold.max(EXPECTED_MIN)));
+            let sum: &mut Held = &mut gauges.held[place];
+            sum.count += waiting.count;
+            sum.overdue_endpoints += u64::from(expected.is_some_and(|expected| age > expected * 2));
+            if sum.oldest.is_none_or(|before| before < age) {
+                (sum.oldest, sum.expected) = (Some(age), expected);
+            }
+        }
+        let is_long_ago = |since: Option<Timestamp>, limit: Duration| since.is_some_and(|since| now.since(since) > limit);
+        let trouble = if is_long_ago(lane.reads_since, STUCK_AFTER) {
+            Some(Trouble::ReadUnanswered)
+        } else if is_long_ago(lane.idle_since, STUCK_AFTER) && may_start {
+            Some(Trouble::NothingStarts)
+        } else if is_long_ago(lane.oldest_request, self.request_max) {
+            Some(Trouble::RequestUnanswered)
+        } else {
+            None
+        };
+        self.round.trouble = self.round.trouble.or(trouble);
+    }
+
+    fn end_round(&mut self, now: Timestamp, owner: &Owner) {
+        let Round { mut gauges, partial, draining, mut trouble } = std::mem::take(&mut self.round);
+        gauges.partitions = owner.partitions().len() as u64;
+        gauges.unrecorded = owner.unrecorded() as u64;
+        gauges.requests = owner.requests() as u64;
+        let waits = owner.token_waits();
+        (gauges.token_waits, gauges.token_wait) = (waits.count, waits.time);
+        if owner.takes_up_since().is_some_and(|since| now.since(since) > STUCK_AFTER) {
+            trouble = trouble.or(Some(Trouble::TakeUpUnanswered));
+        }
+        self.draining = draining;
+        *self.stored.wanted.lock() = partial;
+        self.metrics.backlog().set(gauges);
+        self.metrics.liveness().found(trouble);
+        if trouble != self.trouble {
+            tell(&self.metrics, self.trouble, trouble);
+            self.trouble = trouble;
+        }
+    }
+}
+
+/// One line when it begins, and one when it is over.
+fn tell(metrics: &Metrics, before: Option<Trouble>, now: Option<Trouble>) {
+    match (before, now) {
+        (None, Some(trouble)) => {
+            metrics.liveness().stalled();
+            tracing::error!(reason = trouble.name(), "deliveries_stalled: {}", trouble.in_words());
+        }
+        (Some(_), Some(trouble)) => tracing::error!(reason = trouble.name(), "deliveries_stalled: {}", trouble.in_words()),
+        (Some(_), None) => tracing::warn!("deliveries_go_on"),
+        (None, None) => {}
+    }
+}
+
+/// What the store says of a lane, under what holds it. What is in flight waits there, too, and is counted elsewhere.
+fn counted(lane: &LaneSurvey, rows: &[WaitingRows]) -> ([Waiting; HoldReason::ALL.len()], Waiting) {
+    let (mut held, mut pending) = ([Waiting::default(); HoldReason::ALL.len()], Waiting::default());
+    let mut in_flight = lane.in_flight;
+    for rows in rows {
+        let elsewhere = if rows.is_due { in_flight.min(rows.count) } else { 0 };
+        in_flight -= elsewhere;
+        let count = rows.count - elsewhere;
+        if count == 0 {
+            continue;
+        }
+        let row = RowFacts {
+            is_due: rows.is_due,
+            is_tried: rows.is_tried,
+            waits_in_quiet_hours: rows.class == Class::Rest,
+            is_head_of_key: rows.is_head_of_key,
+        };
+        match lane.gates.hold(row) {
+            Some(reason) => held[reason as usize].add(count, rows.oldest),
+            None => pending.add(count, rows.oldest),
+        }
+    }
+    (held, pending)
+}
+
+/// Looks after the loop from a thread of its own, because a loop that is stuck may have taken every other with it.
+pub(crate) struct Watch {
+    metrics: Metrics,
+    is_over: Arc<AtomicBool>,
+}
+
+const WATCHED_EVERY: Duration = Duration::from_secs(1);
+
+impl Watch {
+    pub(crate) fn start(metrics: Metrics) -> Watch {
+        metrics.liveness().set_running(true);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (watched, ended) = (metrics.clone(), Arc::clone(&is_over));
+        let watching = std::thread::Builder::new().name("posthaste-watch".to_owned()).spawn(move || {
+            let mut was_stuck = false;
+            while !ended.load(Ordering::Relaxed) {
+                let is_stuck = watched.liveness().trouble() == Some(Trouble::LoopStuck);
+                if is_stuck != was_stuck {
+                    let trouble = |is_stuck: bool| is_stuck.then_some(Trouble::LoopStuck);
+                    tell(&watched, trouble(was_stuck), trouble(is_stuck));
+                    was_stuck = is_stuck;
+                }
+                std::thread::sleep(WATCHED_EVERY);
+            }
+        });
+        if let Err(error) = watching {
+            tracing::warn!(%error, "nobody looks after the delivery loop");
+        }
+        Watch { metrics, is_over }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.metrics.liveness().set_running(false);
+        self.metrics.liveness().found(None);
+    }
+}
