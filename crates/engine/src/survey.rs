@@ -259,3 +259,164 @@ impl Drop for Watch {
         self.metrics.liveness().found(None);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use posthaste_core::endpoint::{Endpoint, Status};
+    use posthaste_core::event::EventType;
+    use posthaste_core::id::{DeliveryId, TenantId};
+    use posthaste_core::scheduler::{Entry, Want};
+    use posthaste_metrics::Format;
+    use posthaste_store::{Claimed, SecretText, StoredEndpoint, StoredSecret, TakenUp, WindowRows, partition_of};
+
+    use super::*;
+    use crate::{Deed, Options, Wake};
+
+    /// An owner whose wishes are granted only when a test does so: every hand is stuck.
+    struct Stuck {
+        owner: Owner,
+        surveyor: Surveyor,
+        metrics: Metrics,
+        now: Timestamp,
+        endpoint: EndpointId,
+        status: Status,
+    }
+
+    fn tenant() -> TenantId {
+        TenantId::parse("acme").unwrap()
+    }
+
+    impl Stuck {
+        fn new(status: Status) -> Stuck {
+            let metrics = Metrics::new(posthaste_metrics::Limits::default(), "test");
+            let options = Options { metrics: Some(metrics.clone()), ..Options::default() };
+            let now = Timestamp::from_millis(1_800_000_000_000);
+            let surveyor = Surveyor::new(metrics.clone(), options.request_max());
+            let endpoint = EndpointId::from_bytes([7; 16]);
+            let mut stuck = Stuck { owner: Owner::new(now, options), surveyor, metrics, now, endpoint, status };
+            let partitions = vec![(partition_of(&tenant()), 1)];
+            stuck.happens(Wake::Owns(Claimed { partitions, handed_over: vec![], leave_alone: vec![] }));
+            stuck.happens(Wake::Work(vec![endpoint]));
+            stuck
+        }
+
+        fn happens(&mut self, wake: Wake) {
+            self.owner.wake(self.now, wake);
+        }
+
+        /// What the loop does in a turn, without anybody who does what it wants.
+        fn wants(&mut self) -> Vec<Deed> {
+            self.owner.next_deeds(self.now)
+        }
+
+        fn take_up(&mut self) {
+            let url = "https://example.com/".to_owned();
+            let endpoint = Endpoint { status: self.status, ..Endpoint::new(self.endpoint, tenant(), url, self.now) };
+            let secret = StoredSecret { secret: SecretText("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".to_owned()), until: None };
+            let partition = partition_of(&tenant());
+            let stored = StoredEndpoint { endpoint, secrets: vec![secret], partition, version: 1, deleted_at: None };
+            let found = vec![TakenUp { endpoint: stored, tenant: None, lane: None }];
+            self.happens(Wake::TakenUp { life: 0, asked: vec![self.endpoint], found });
+        }
+
+        /// Answers what was asked of the store: one delivery waits.
+        fn answer_reads(&mut self, deeds: Vec<Deed>) {
+            for deed in deeds {
+                let Deed::Read { life, endpoint, want, .. } = deed else { continue };
+                let is_here = want == Want::Fresh(Class::Exempt);
+                let rows = is_here.then(|| self.entry()).into_iter().collect();
+                self.happens(Wake::Read { life, endpoint, want, rows: WindowRows { rows, more: false, seen: 1 } });
+            }
+        }
+
+        fn entry(&self) -> Entry {
+            Entry {
+                delivery: DeliveryId::from_bytes([1; 16]),
+                seq: 1,
+                timestamp: self.now,
+                due: self.now,
+                attempts: 0,
+                is_later: false,
+                event_type: EventType::parse("order.made").unwrap(),
+                is_priority: false,
+                class: Class::Exempt,
+                ordering_key: None,
+                expires_at: None,
+            }
+        }
+
+        /// So much later, what does a look over everything find?
+        fn after(&mut self, time: Duration) -> Option<Trouble> {
+            self.now = self.now + time;
+            self.surveyor.next_round_at = Instant::now();
+            self.surveyor.step(self.now, &mut self.owner);
+            let page = self.metrics.page(Format::Text);
+            let trouble = self.metrics.liveness().trouble();
+            let shown = page.contains("posthaste_delivery_stalled")
+                && page.lines().any(|line| line.starts_with("posthaste_delivery_stalled") && line.ends_with(" 1"));
+            assert_eq!(shown, trouble.is_some(), "the page says the same");
+            trouble
+        }
+    }
+
+    const SOON: Duration = Duration::from_secs(1);
+    const LONG: Duration = Duration::from_secs(9);
+
+    #[test]
+    fn i41_a_store_that_does_not_say_where_things_go_is_noticed_within_ten_seconds() {
+        let mut stuck = Stuck::new(Status::Active);
+        assert!(matches!(stuck.wants()[..], [Deed::FindWork, Deed::TakeUp { .. }]));
+        assert_eq!(stuck.after(SOON), None);
+        assert_eq!(stuck.after(LONG), Some(Trouble::TakeUpUnanswered));
+        stuck.take_up();
+        assert_eq!(stuck.after(SOON), None, "it goes on");
+        assert!(stuck.metrics.page(Format::Text).contains("posthaste_delivery_stalls_total 1\n"));
+    }
+
+    #[test]
+    fn i41_a_read_that_is_not_answered_is_noticed_within_ten_seconds() {
+        let mut stuck = Stuck::new(Status::Active);
+        stuck.wants();
+        stuck.take_up();
+        let deeds = stuck.wants();
+        assert!(deeds.iter().any(|deed| matches!(deed, Deed::Read { .. })));
+        assert_eq!(stuck.after(SOON), None);
+        assert_eq!(stuck.after(LONG), Some(Trouble::ReadUnanswered));
+        stuck.answer_reads(deeds);
+        assert_eq!(stuck.after(Duration::ZERO), None, "it goes on");
+    }
+
+    #[test]
+    fn i41_work_that_is_due_and_not_begun_is_noticed_within_ten_seconds() {
+        let mut stuck = Stuck::new(Status::Active);
+        stuck.wants();
+        stuck.take_up();
+        let deeds = stuck.wants();
+        stuck.answer_reads(deeds);
+        // From here on nobody asks who goes next.
+        assert_eq!(stuck.after(SOON), None);
+        assert_eq!(stuck.after(LONG), Some(Trouble::NothingStarts));
+        let deeds = stuck.wants();
+        assert!(deeds.iter().any(|deed| matches!(deed, Deed::ReadBodies { .. })), "{deeds:?}");
+        assert_eq!(stuck.after(Duration::ZERO), None, "it goes on");
+        // And now its payload is never found.
+        assert_eq!(stuck.after(LONG), None, "a request may take its time");
+        assert_eq!(stuck.after(Options::default().request_max()), Some(Trouble::RequestUnanswered));
+        assert!(stuck.metrics.page(Format::Text).contains("posthaste_delivery_stalls_total 2\n"));
+    }
+
+    #[test]
+    fn what_somebody_holds_is_not_stuck_however_long() {
+        let mut stuck = Stuck::new(Status::Paused { until: None });
+        stuck.wants();
+        stuck.take_up();
+        let deeds = stuck.wants();
+        stuck.answer_reads(deeds);
+        assert!(stuck.wants().iter().all(|deed| !matches!(deed, Deed::ReadBodies { .. } | Deed::Send(_))));
+        assert_eq!(stuck.after(Duration::from_hours(100)), None);
+        let page = stuck.metrics.page(Format::Text);
+        assert!(page.contains("webhook_queue_depth{hold_reason=\"paused\"} 1\n"), "{page}");
+        assert!(page.contains("webhook_oldest_held_seconds{hold_reason=\"paused\"} 360000\n"), "{page}");
+        assert!(!page.contains("webhook_expected_hold_seconds{"), "nobody can say how long a pause is: {page}");
+    }
+}

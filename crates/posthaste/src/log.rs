@@ -282,6 +282,43 @@ mod tests {
     }
 
     #[test]
+    fn i46_nothing_that_a_stranger_says_can_pass_for_a_line_of_ours() {
+        let long = "x".repeat(200_000);
+        let hostile = [
+            "a\n2026-01-01T00:00:00.000Z  INFO posthaste: it is all fine",
+            "a\r\n{\"level\":\"ERROR\",\"message\":\"forged\"}",
+            "\u{1b}]0;title\u{7}\u{1b}[2J\u{9b}31m",
+            "a\u{2028}forged\u{2029}forged\u{85}forged\u{b}forged\u{c}forged",
+            "\u{202e}desrever\u{202c}\u{2066}isolate\u{2069}\u{200f}\u{61c}",
+            "zero\u{200b}width\u{feff}\u{2060}",
+            "\" level=ERROR message=\"forged",
+            "back\\slash \\n \\u000a",
+            &long,
+        ];
+        let bad = |character: char| character.is_control() || is_hostile(character);
+        for text in hostile {
+            for format in [LogFormat::Human, LogFormat::Json] {
+                // As a value, as a message, and as somebody's target.
+                let line = line(format, "WARN", text, text, &fields(&[("error", text.into()), ("level", text.into())]));
+                let (body, end) = line.split_at(line.len() - 1);
+                assert_eq!(end, "\n");
+                assert!(!body.chars().any(bad), "{line:?}");
+                assert!(line.len() <= 4 * LINE_BYTES_MAX, "{}", line.len());
+                match format {
+                    LogFormat::Human => assert!(body[25..].starts_with(" WARN "), "{}", &body[..60]),
+                    LogFormat::Json => {
+                        let value: Value = serde_json::from_str(body).unwrap();
+                        assert_eq!(value["level"], "WARN");
+                        let value = value["error"].as_str().unwrap();
+                        // What was written is what was said, or its beginning, or says how it was changed.
+                        assert!(value.starts_with(&text[..1]) || value.contains('\\'), "{value}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
     fn a_line_of_json_can_be_read_and_keeps_numbers_as_numbers() {
         let given = fields(&[("attempt", 3.into()), ("level", "fake".into()), ("preview", "x".repeat(100_000).into())]);
         let line = line(LogFormat::Json, "INFO", "target", "it \"happened\"", &given);

@@ -90,38 +90,6 @@ async fn post(caller: &mut Caller, path: &str, body: Value, status: u16) -> Valu
     answer.json()
 }
 
-/// Endpoints at which something waits, for each reason that a test can make.
-async fn furnish_holds(world: &mut World) {
-    let mut caller = world.caller();
-    let url = world.receiver.url(world.receiver.add(Mood::Healthy));
-    let minutes = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() / 60 % 1440;
-    let clock = |minute: u64| format!("{:02}:{:02}", minute % 1440 / 60, minute % 60);
-    let quiet = json!({"quiet_start": clock(minutes + 1380), "quiet_end": clock(minutes + 120), "timezone": "UTC"});
-    for (tenant, said) in [
-        ("quiet", json!({"delivery_schedule": quiet})),
-        ("limited", json!({"rate_limit": {"max_per_minute": 1, "burst_capacity": 1}})),
-        ("paused", json!({})),
-        ("later", json!({})),
-    ] {
-        let mut body = json!({"tenant": tenant, "url": url});
-        body.as_object_mut().unwrap().extend(said.as_object().unwrap().clone());
-        let endpoint = post(&mut caller, "/v1/endpoints", body, 201).await;
-        if tenant == "paused" {
-            post(&mut caller, &format!("/v1/endpoints/{}/pause", endpoint["id"].as_str().unwrap()), json!({}), 200).await;
-        }
-        for _ in 0..7 {
-            let deliver_at = (tenant == "later").then_some("2027-01-01T00:00:00Z");
-            let event = json!({"tenant": tenant, "type": "hold.made", "data": {}, "deliver_at": deliver_at});
-            post(&mut caller, "/v1/events", event, 202).await;
-        }
-    }
-    // Two are called off.
-    let waiting = caller.get("/v1/deliveries?tenant=later&limit=2").await.unwrap().json();
-    for row in waiting["data"].as_array().unwrap() {
-        post(&mut caller, &format!("/v1/deliveries/{}/cancel", row["id"].as_str().unwrap()), json!({}), 200).await;
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i7_counters_agree_with_the_database_after_a_mixed_run_with_faults() {
     let mut world = world(7).await;
@@ -129,7 +97,7 @@ async fn i7_counters_agree_with_the_database_after_a_mixed_run_with_faults() {
     world.program.set("--retry-max-attempts", "3");
     world.start(&[]).await.unwrap();
     world.furnish().await.unwrap();
-    furnish_holds(&mut world).await;
+    world.furnish_holds().await.unwrap();
     let publishing = world.publish(150);
     wait_until("enough was published", || world.desk.acknowledged_since(0) > 400).await;
     publishing.stop().await;
@@ -292,6 +260,49 @@ async fn metrics_have_an_address_of_their_own_and_both_formats() {
     let names: BTreeSet<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
     for name in CONTRACT {
         assert!(names.contains(name), "{name} is missing: {names:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f4_every_metric_that_a_rule_or_the_dashboard_asks_for_is_on_the_page_and_every_runbook_is_there() {
+    let mut world = world(10).await;
+    world.start(&[]).await.unwrap();
+    // The loop has looked over its lanes once.
+    wait_for(&mut world.caller(), "the backlog is looked over", |scraped| scraped.sum("posthaste_partitions") > 0).await;
+    let page = world.caller().get("/metrics").await.unwrap();
+    let page = String::from_utf8(page.body.to_vec()).unwrap();
+    let mut names = BTreeSet::new();
+    for line in page.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+        let (name, kind) = line.split_once(' ').unwrap();
+        let suffixes: &[&str] = if kind == "histogram" { &["_bucket", "_sum", "_count"] } else { &[""] };
+        names.extend(suffixes.iter().map(|suffix| format!("{name}{suffix}")));
+    }
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for file in
+        ["deploy/prometheus/posthaste.rules.yml", "deploy/prometheus/posthaste.rules.test.yml", "deploy/grafana/posthaste.json"]
+    {
+        let text = std::fs::read_to_string(repository.join(file)).unwrap();
+        let words = text.split(|character: char| !(character.is_ascii_alphanumeric() || character == '_'));
+        let is_metric = |word: &&str| ["webhook_", "posthaste_", "process_"].iter().any(|beginning| word.starts_with(beginning));
+        let asked: BTreeSet<&str> = words.filter(is_metric).collect();
+        assert!(asked.len() > 10, "{file}: {asked:?}");
+        for name in asked {
+            assert!(names.contains(name), "{file} asks for {name}, which is not on the page");
+        }
+    }
+    let rules = std::fs::read_to_string(repository.join("deploy/prometheus/posthaste.rules.yml")).unwrap();
+    let runbooks: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("runbook: ")).collect();
+    let alerts: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    assert_eq!(runbooks.len(), alerts.len(), "each has one");
+    for (alert, runbook) in alerts.iter().zip(runbooks) {
+        let page = std::fs::read_to_string(repository.join(runbook)).unwrap_or_else(|_| panic!("{runbook} is not there"));
+        assert!(page.contains(alert), "{runbook} does not speak of {alert}");
+    }
+    let tests = std::fs::read_to_string(repository.join("deploy/prometheus/posthaste.rules.test.yml")).unwrap();
+    for alert in alerts {
+        let mut cases = tests.split("- alertname: ").filter(|case| case.lines().next() == Some(alert));
+        assert!(cases.clone().any(|case| case.contains("exp_labels")), "nothing shows that {alert} fires");
+        assert!(cases.any(|case| case.contains("exp_alerts: []")), "nothing shows that {alert} stays silent");
     }
 }
 

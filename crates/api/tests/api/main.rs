@@ -31,6 +31,7 @@ mod endpoints;
 mod events;
 mod generated;
 mod hostile;
+mod metrics;
 mod owner;
 mod portal;
 mod replays;
