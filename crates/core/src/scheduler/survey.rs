@@ -131,3 +131,125 @@ fn on_the_wire_since(lane: &Lane) -> Option<Timestamp> {
 fn all_retries(policy: &RetryPolicy) -> Duration {
     (1..policy.max_attempts()).filter_map(|failures| policy.delay_bounds(failures)).map(|(_, longest)| longest).sum()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::{EventType, TypePatterns};
+    use crate::id::{DeliveryId, TenantId};
+    use crate::quiet_hours::{Days, QuietHours, TimeOfDay, Window};
+    use crate::scheduler::{Backlog, Command, Entry, LaneConfig, LaneMemory, Limits, Seq, TenantConfig};
+
+    /// 1 January 2026, 03:00 UTC.
+    const NOW: Timestamp = Timestamp::from_millis(1_767_236_400_000);
+
+    fn minutes(count: i64) -> Timestamp {
+        Timestamp::from_millis(NOW.as_millis() + count * 60_000)
+    }
+
+    fn entry(seq: Seq, timestamp: Timestamp, due: Timestamp, attempts: u32, class: Class) -> Entry {
+        Entry {
+            delivery: DeliveryId::from_bytes(u128::from(seq).to_be_bytes()),
+            seq,
+            timestamp,
+            due,
+            attempts,
+            is_later: attempts > 0 || due > NOW,
+            event_type: EventType::parse("order.made").unwrap(),
+            is_priority: class == Class::Priority,
+            class,
+            ordering_key: None,
+            expires_at: None,
+        }
+    }
+
+    fn scheduler(config: LaneConfig, rows: Vec<Entry>) -> (Scheduler, EndpointId) {
+        let mut scheduler = Scheduler::new(NOW, Limits { in_flight_max: 1, window: 4, low_water: 1, retries: None });
+        let (tenant, endpoint) = (TenantId::parse("acme").unwrap(), EndpointId::from_bytes([9; 16]));
+        scheduler.configure_tenant(NOW, &tenant, TenantConfig::default(), crate::bucket::Bucket::full());
+        scheduler.configure(NOW, &tenant, endpoint, config, LaneMemory::new(), Backlog::None);
+        for row in rows {
+            scheduler.offer(endpoint, row);
+        }
+        (scheduler, endpoint)
+    }
+
+    fn surveyed(scheduler: &mut Scheduler) -> LaneSurvey {
+        let (mut lanes, next) = scheduler.survey(NOW, 0, 10);
+        assert_eq!((lanes.len(), next), (1, None));
+        lanes.remove(0)
+    }
+
+    fn quiet_hours(start: &str, end: &str) -> QuietHours {
+        let time = |text| TimeOfDay::parse(text).unwrap();
+        let window = Window { start: time(start), end: time(end), days: Days::ALL };
+        QuietHours::new("UTC", vec![window], vec![], TypePatterns::default(), TypePatterns::default()).unwrap()
+    }
+
+    #[test]
+    fn rows_are_counted_under_what_holds_each() {
+        let config = LaneConfig { schedule: Some(quiet_hours("22:00", "06:00")), ..LaneConfig::default() };
+        let (mut scheduler, _) = scheduler(
+            config,
+            vec![
+                entry(1, minutes(-200), minutes(-200), 0, Class::Rest),
+                entry(2, minutes(-100), minutes(-100), 0, Class::Rest),
+                entry(3, minutes(-300), minutes(5), 1, Class::Rest),
+                entry(4, minutes(-50), minutes(70), 0, Class::Rest),
+                entry(5, minutes(-1), minutes(-1), 0, Class::Priority),
+            ],
+        );
+        let lane = surveyed(&mut scheduler);
+        let held = |reason: HoldReason| lane.held[reason as usize];
+        assert_eq!(held(HoldReason::QuietHours), Waiting { count: 2, oldest: Some(minutes(-200)) });
+        assert_eq!(held(HoldReason::Retry), Waiting { count: 1, oldest: Some(minutes(-300)) });
+        assert_eq!(held(HoldReason::DeliverAt), Waiting { count: 1, oldest: Some(minutes(-50)) });
+        assert_eq!((lane.pending.count, lane.due_since, lane.is_partial), (1, Some(minutes(-1)), false));
+        // A night of eight hours, to about an hour.
+        let night = lane.expected[HoldReason::QuietHours as usize].unwrap();
+        assert!((8..=9).contains(&(night.as_secs() / 3600)), "{night:?}");
+        assert_eq!(lane.expected[HoldReason::DeliverAt as usize], Some(Duration::from_mins(120)));
+        // Eight attempts over a day and a half, with what jitter may add.
+        let retries = lane.expected[HoldReason::Retry as usize].unwrap();
+        assert!((32..=36).contains(&(retries.as_secs() / 3600)), "{retries:?}");
+        assert_eq!(lane.idle_since, Some(minutes(-1)), "nobody has asked who goes next");
+    }
+
+    #[test]
+    fn what_does_not_fit_into_memory_is_said_to_be_more() {
+        let (mut scheduler, _) =
+            scheduler(LaneConfig::default(), (1..=6).map(|seq| entry(seq, NOW, NOW, 0, Class::Exempt)).collect());
+        let lane = surveyed(&mut scheduler);
+        assert_eq!((lane.pending.count, lane.is_partial), (4, true));
+    }
+
+    #[test]
+    fn what_is_on_its_way_is_not_counted_as_waiting_and_is_watched() {
+        let (mut scheduler, _) =
+            scheduler(LaneConfig::default(), vec![entry(1, NOW, NOW, 0, Class::Exempt), entry(2, NOW, NOW, 0, Class::Exempt)]);
+        assert!(matches!(scheduler.next(NOW), Some(Command::Send { .. })));
+        let lane = surveyed(&mut scheduler);
+        assert_eq!((lane.in_flight, lane.oldest_request), (1, Some(NOW)));
+        // One at a time is all that this scheduler may send.
+        assert_eq!(lane.held[HoldReason::Concurrency as usize].count, 1);
+        assert_eq!((lane.pending.count, lane.idle_since), (0, None));
+    }
+
+    #[test]
+    fn waits_for_a_token_are_counted_once_each() {
+        let limit = crate::bucket::RateLimit::new(60, 1).unwrap();
+        let config = LaneConfig { rate_limit: Some(limit), ..LaneConfig::default() };
+        let (mut scheduler, endpoint) = scheduler(config, (1..=3).map(|seq| entry(seq, NOW, NOW, 0, Class::Exempt)).collect());
+        let Some(Command::Send { delivery, .. }) = scheduler.next(NOW) else { panic!("the first goes") };
+        scheduler.finished(NOW, endpoint, delivery, &crate::delivery::Outcome::Answered { status: 200, retry_after: None });
+        scheduler.recorded(endpoint, delivery);
+        for _ in 0..5 {
+            assert_eq!(scheduler.next(NOW), None);
+            scheduler.hint(endpoint);
+            while let Some(Command::Read { want, .. }) = scheduler.next(NOW) {
+                scheduler.refilled(endpoint, &want, vec![], false, 3);
+            }
+        }
+        assert_eq!(scheduler.token_waits(), crate::scheduler::TokenWaits { count: 1, time: Duration::from_secs(1) });
+    }
+}
