@@ -159,6 +159,7 @@ mod tests {
             (Outcome::Blocked, "none", "blocked"),
         ] {
             assert_eq!(ENDS[end_of(&outcome)], End { status_class, reason }, "{outcome:?}");
+            assert!(outcome.name() == reason || outcome.name() == "success", "the word that the API has for it, too");
         }
     }
 }

@@ -58,8 +58,8 @@ settings! {
         listen: SocketAddr = address(), "127.0.0.1:8080", "Where the API is served";
         metrics: bool = boolean(), "true", "Count what happens, show it at `/metrics`, and notice when deliveries stall";
         metrics_listen: Option<SocketAddr> = optional(address()), "", "Where metrics are served to anybody, beside `/metrics` of the API";
-        metrics_endpoints_max: usize = number(0, 100_000), "100", "Endpoints with metrics of their own, the busiest; the rest are counted together";
-        metrics_types_max: usize = number(0, 100_000), "200", "Pairs of tenant and event type with metrics of their own, the busiest; the rest are counted together";
+        metrics_endpoints_max: usize = number(0, 10_000), "100", "Endpoints with metrics of their own, the busiest; the rest are counted together";
+        metrics_types_max: usize = number(0, 10_000), "200", "Pairs of tenant and event type with metrics of their own, the busiest; the rest are counted together";
         public_url: Option<String> = optional(web_address()), "", "The server's own address for people; from `listen` unless set";
         data_dir: PathBuf = path(), "./posthaste-data", "Where the database and the keys are kept";
         database_url: Option<SecretText> = optional(database_address()), "", "PostgreSQL, for many nodes; SQLite in the data directory unless set";

@@ -247,8 +247,13 @@ impl Lane {
         phase
     }
 
-    /// How long the quiet time is that is now, to about an hour; `None` if it is not quiet.
-    pub(super) fn quiet_length(&mut self, now: Timestamp) -> Option<Duration> {
+    pub(super) fn is_quiet(&mut self, now: Timestamp) -> bool {
+        matches!(self.phase(now), Phase::Quiet { .. })
+    }
+
+    /// How long the quiet time is that is now, to about an hour; `None` if it is not quiet, or if that is not known and
+    /// `looks_left` is used up: each look back costs more than all else that is asked of a lane.
+    pub(super) fn quiet_length(&mut self, now: Timestamp, looks_left: &mut usize) -> Option<Duration> {
         const STEP: Duration = Duration::from_hours(1);
         const LOOKS_BACK_MAX: usize = 8 * 24;
         let Phase::Quiet { until } = self.phase(now) else { return None };
@@ -256,8 +261,12 @@ impl Lane {
         if let Some((_, length)) = self.quiet_length.filter(|(of, _)| *of == until) {
             return Some(length);
         }
+        if *looks_left == 0 {
+            return None;
+        }
         let mut began = now;
         for _ in 0..LOOKS_BACK_MAX {
+            *looks_left = looks_left.saturating_sub(1);
             if !matches!(schedule.at(began), Phase::Quiet { .. }) {
                 break;
             }

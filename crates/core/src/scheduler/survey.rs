@@ -54,23 +54,29 @@ pub struct LaneSurvey {
     pub oldest_request: Option<Timestamp>,
 }
 
+/// Hours that are looked back at in one step, to find when quiet times began. Some ten lanes' worth; the rest have their turn
+/// in the next look.
+const QUIET_LOOKS_MAX: usize = 100;
+
 impl Scheduler {
     /// Looks at lanes from this place on, at most so many places, and says where to go on.
     pub fn survey(&mut self, now: Timestamp, from: usize, places_max: usize) -> (Vec<LaneSurvey>, Option<usize>) {
         let to = from.saturating_add(places_max).min(self.lanes.len());
         let mut seen = Vec::new();
+        let mut looks_left = QUIET_LOOKS_MAX;
         for number in from..to {
             let Some(endpoint) = self.lanes[number].as_ref().map(|lane| lane.endpoint) else { continue };
-            let is_quiet_for = self.lane_mut(number).quiet_length(now);
+            let lane = self.lane_mut(number);
+            let (is_quiet, quiet_length) = (lane.is_quiet(now), lane.quiet_length(now, &mut looks_left));
             let facts = self.facts(now, endpoint).expect("a lane");
-            seen.push(look(now, self.lane(number), &facts, is_quiet_for));
+            let gates = Gates::of(now, &facts, is_quiet);
+            seen.push(look(now, self.lane(number), &facts, gates, quiet_length));
         }
         (seen, Some(to).filter(|to| *to < self.lanes.len()))
     }
 }
 
-fn look(now: Timestamp, lane: &Lane, facts: &LaneFacts<'_>, quiet_length: Option<Duration>) -> LaneSurvey {
-    let gates = Gates::of(now, facts, quiet_length.is_some());
+fn look(now: Timestamp, lane: &Lane, facts: &LaneFacts<'_>, gates: Gates, quiet_length: Option<Duration>) -> LaneSurvey {
     let mut survey = LaneSurvey {
         endpoint: lane.endpoint,
         held: [Waiting::default(); HoldReason::ALL.len()],
@@ -208,7 +214,7 @@ mod tests {
         // A night of eight hours, to about an hour.
         let night = lane.expected[HoldReason::QuietHours as usize].unwrap();
         assert!((8..=9).contains(&(night.as_secs() / 3600)), "{night:?}");
-        assert_eq!(lane.expected[HoldReason::DeliverAt as usize], Some(Duration::from_mins(120)));
+        assert_eq!(lane.expected[HoldReason::DeliverAt as usize], Some(Duration::from_hours(2)));
         // Eight attempts over a day and a half, with what jitter may add.
         let retries = lane.expected[HoldReason::Retry as usize].unwrap();
         assert!((32..=36).contains(&(retries.as_secs() / 3600)), "{retries:?}");

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use posthaste_core::delivery::{CancelReason, DeadReason, NoConnection, Outcome, Silence, State, Verdict};
+use posthaste_core::delivery::{CancelReason, DeadReason, State, Verdict};
 use posthaste_core::event::Event;
 use posthaste_core::id::{DeliveryId, EndpointId, EventId, TenantId};
 use posthaste_core::plant::{self, Plant};
@@ -281,8 +281,8 @@ fn tell(told: &Told<'_>, attempt: &AttemptRecord, decision: &Decision) {
                 event_type = entry.event_type.as_str(),
                 attempt = attempt.number,
                 success = decision.verdict == Verdict::Delivered,
-                outcome = outcome_name(&attempt.outcome),
-                status_code = status_code(&attempt.outcome),
+                outcome = attempt.outcome.name(),
+                status_code = attempt.outcome.status_code(),
                 latency_ms = attempt.response_time.as_millis(),
                 timeout_ms = attempt.timeout.as_millis(),
                 error = attempt.error.as_deref(),
@@ -307,30 +307,9 @@ fn tell(told: &Told<'_>, attempt: &AttemptRecord, decision: &Decision) {
     }
 }
 
-fn status_code(outcome: &Outcome) -> Option<u64> {
-    match outcome {
-        Outcome::Answered { status, .. } => Some(u64::from(*status)),
-        Outcome::NotSent(_) | Outcome::Silent(_) | Outcome::Blocked => None,
-    }
-}
-
 fn dead_reason(verdict: Verdict) -> Option<&'static str> {
     match verdict {
         Verdict::Dead(reason) => Some(reason.name()),
         Verdict::Delivered | Verdict::RetryAt(_) => None,
-    }
-}
-
-/// The words that the API has for it.
-fn outcome_name(outcome: &Outcome) -> &'static str {
-    match outcome {
-        Outcome::Answered { status: 200..=299, .. } => "success",
-        Outcome::Answered { .. } => "http_error",
-        Outcome::Silent(Silence::Timeout) => "timeout",
-        Outcome::Silent(Silence::Reset) => "reset",
-        Outcome::NotSent(NoConnection::Dns) => "dns_error",
-        Outcome::NotSent(NoConnection::Connect) => "connection_error",
-        Outcome::NotSent(NoConnection::Tls) => "tls_error",
-        Outcome::Blocked => "blocked",
     }
 }
