@@ -92,7 +92,20 @@ async fn post(caller: &mut Caller, path: &str, body: Value, status: u16) -> Valu
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i7_counters_agree_with_the_database_after_a_mixed_run_with_faults() {
-    let mut world = world(7).await;
+    counters_agree(world(7).await).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i7_counters_agree_with_the_database_on_postgresql_too() {
+    let postgres = posthaste_testpg::Server::start();
+    let mut world = world(11).await;
+    world.program.set("--database-url", &postgres.url());
+    world.program.set("--master-key", "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=");
+    counters_agree(world).await;
+}
+
+/// Failures of all kinds, retries, deaths, cancels and replays; then both are asked.
+async fn counters_agree(mut world: World) {
     // Some die of their last attempt, too.
     world.program.set("--retry-max-attempts", "3");
     world.start(&[]).await.unwrap();
