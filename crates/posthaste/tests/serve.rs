@@ -291,7 +291,7 @@ async fn f41_a_blocked_stderr_holds_up_no_delivery() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn f2_every_attempt_is_one_line_with_what_support_asks_for_and_levels_change_on_a_hangup() {
+async fn every_attempt_is_one_line_with_what_support_asks_for_and_levels_change_on_a_hangup() {
     let mut world = world(6).await;
     let settings = world.program.data_dir.with_extension("toml");
     std::fs::write(&settings, "log = 'warn'\n").unwrap();
