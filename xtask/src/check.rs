@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
-use crate::{cargo, dependencies, documents, shown, tools};
+use crate::{alerts, cargo, dependencies, documents, shown, tools};
 
 pub(crate) fn run(fast: bool) -> anyhow::Result<()> {
     let mut parts = Parts::default();
@@ -14,6 +14,7 @@ pub(crate) fn run(fast: bool) -> anyhow::Result<()> {
     parts.time("format", || crate::run(&mut cargo(&["fmt", "--all", "--check"])))?;
     parts.time("documents", documents::check)?;
     parts.time("dependencies", dependencies::check)?;
+    parts.time("alert rules", alerts::check)?;
     parts.time("lint", || {
         crate::run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--quiet", "--", "-D", "warnings"]))
     })?;
@@ -29,6 +30,7 @@ pub(crate) fn run(fast: bool) -> anyhow::Result<()> {
             crate::checker("crash", &["--strict", "--cycles", "20"].map(str::to_owned))
         })?;
     }
+    parts.time("the dashboard, in a real Prometheus", alerts::grafana)?;
     let summary = parts.time("tests", || tests(fast))?;
     println!("\n{parts}");
     if fast {

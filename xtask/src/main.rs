@@ -1,5 +1,6 @@
 //! What the project does to itself. `cargo xtask` lists it.
 
+mod alerts;
 mod check;
 mod dependencies;
 mod documents;
@@ -70,6 +71,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Let a real Prometheus watch a real server with traffic, and ask it every query of the Grafana dashboard
+    Grafana,
     /// Simulate adaptive timeouts against a fixed one, over a fleet of destinations
     Fleet {
         /// Passed on: --seed N, --destinations N, --days N, --busier N
@@ -90,6 +93,7 @@ fn main() -> ExitCode {
         Task::BenchApi { arguments } => example("posthaste-api", &arguments),
         Task::FuzzUrl { cases } => fuzz_url(cases),
         Task::FuzzApi { arguments } => fuzz_api::fuzz(&arguments),
+        Task::Grafana => alerts::grafana(),
         Task::Fleet { arguments } => simulator("fleet", &arguments),
     };
     match result {

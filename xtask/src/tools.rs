@@ -29,7 +29,13 @@ pub(crate) fn ensure() -> anyhow::Result<()> {
     ensure_package("ip", "iproute2", || answers(Command::new("ip").arg("-V")))?;
     ensure_program("pkill", "procps")?;
     ensure_package("mkfs.ext4", "e2fsprogs", || answers(Command::new("mkfs.ext4").arg("-V")))?;
+    ensure_prometheus()?;
     ensure_nextest()
+}
+
+/// Alert rules are tried out on made series, and the dashboard on a real server.
+pub(crate) fn ensure_prometheus() -> anyhow::Result<()> {
+    ensure_program("promtool", "prometheus")
 }
 
 /// A program of Debian's.

@@ -14,7 +14,7 @@ use posthaste_core::id::TenantId;
 use posthaste_core::scheduler::Class;
 use posthaste_core::tenant::Tenant;
 use posthaste_core::time::Timestamp;
-use posthaste_store::{BacklogQuery, LaneBacklog, Waiting};
+use posthaste_store::{BacklogQuery, LaneBacklog, Waiting, Whose};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -123,7 +123,13 @@ impl Counted {
 }
 
 async fn count(app: &App, tenant: Option<TenantId>, now: Timestamp) -> Result<BacklogView, Problem> {
-    let query = BacklogQuery { tenant, now, lanes_max: LANES_MAX, rows_per_queue_max: ROWS_PER_QUEUE_MAX, rows_max: ROWS_MAX };
+    let query = BacklogQuery {
+        whose: tenant.map_or(Whose::Everybody, Whose::Tenant),
+        now,
+        lanes_max: LANES_MAX,
+        rows_per_queue_max: ROWS_PER_QUEUE_MAX,
+        rows_max: ROWS_MAX,
+    };
     let backlog = app.store.backlog(query).await?;
     let mut observed = lanes(app, backlog.lanes.iter().map(|lane| lane.endpoint).collect()).await?;
     let mut tenants: HashMap<TenantId, Option<Tenant>> = HashMap::new();
@@ -147,7 +153,7 @@ fn add_lane(view: &mut BacklogView, now: Timestamp, lane: &LaneBacklog, mut in_f
     // Any type will do: what quiet hours do to a row is known by its class.
     let event_type = EventType::parse("any").expect("a word is a type");
     for alike in &lane.waiting {
-        let Waiting { class, is_due, is_tried, is_head_of_key, mut count } = *alike;
+        let Waiting { class, is_due, is_tried, is_head_of_key, mut count, oldest: _ } = *alike;
         view.waiting += count;
         if is_due && is_head_of_key {
             let flying = in_flight.min(count);

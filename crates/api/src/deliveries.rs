@@ -9,7 +9,7 @@ use axum::response::Response;
 use http::StatusCode;
 use posthaste_core::admission::{Facts, Standing, explain};
 use posthaste_core::bucket::{Bucket, RateLimit};
-use posthaste_core::delivery::{NoConnection, Outcome, Silence, State};
+use posthaste_core::delivery::State;
 use posthaste_core::endpoint::{Policies, Status};
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
 use posthaste_core::tenant::Tenant;
@@ -113,11 +113,8 @@ impl AttemptView {
             id: attempt.id.to_string(),
             delivery: delivery.map(|delivery| delivery.to_string()),
             number: attempt.number,
-            outcome: outcome(attempt.outcome),
-            status_code: match attempt.outcome {
-                Outcome::Answered { status, .. } => Some(status),
-                Outcome::NotSent(_) | Outcome::Silent(_) | Outcome::Blocked => None,
-            },
+            outcome: attempt.outcome.name(),
+            status_code: attempt.outcome.status_code(),
             response_time_ms: millis(attempt.response_time),
             timings: TimingsView {
                 dns_ms: attempt.timings.dns.map(millis),
@@ -130,19 +127,6 @@ impl AttemptView {
             error: attempt.error.clone(),
             attempted_at: attempt.attempted_at.to_rfc3339(),
         }
-    }
-}
-
-fn outcome(outcome: Outcome) -> &'static str {
-    match outcome {
-        Outcome::Answered { status: 200..=299, .. } => "success",
-        Outcome::Answered { .. } => "http_error",
-        Outcome::NotSent(NoConnection::Dns) => "dns_error",
-        Outcome::NotSent(NoConnection::Connect) => "connection_error",
-        Outcome::NotSent(NoConnection::Tls) => "tls_error",
-        Outcome::Silent(Silence::Timeout) => "timeout",
-        Outcome::Silent(Silence::Reset) => "reset",
-        Outcome::Blocked => "blocked",
     }
 }
 
@@ -237,6 +221,9 @@ async fn send_now(call: &Call, row: &DeliveryRow) -> Result<Response, Problem> {
 pub(crate) async fn repeat(call: &Call, row: &DeliveryRow) -> Result<Response, Problem> {
     let audit = call.audit("delivery.retry", &row.id, Some(&row.tenant));
     let new = call.app.store.repeat(row.id, audit).await?.map_err(refused)?;
+    if let Some(metrics) = &call.app.options.metrics {
+        metrics.publishing().retry_requested();
+    }
     Ok(answer(StatusCode::ACCEPTED, &shown(&call.app, &new).await?))
 }
 

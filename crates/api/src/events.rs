@@ -142,7 +142,17 @@ pub(crate) async fn publish(call: Call) -> Result<Response, Problem> {
 
 /// The one way into the store, for single events and batches. Whether it works is what readiness is about.
 pub(crate) async fn commit(app: &App, events: Vec<NewEvent>) -> Result<Vec<Stored>, Error> {
+    let counted = app.options.metrics.as_ref().map(|metrics| {
+        let events: Vec<Arc<Event>> = events.iter().map(|new| Arc::clone(&new.event)).collect();
+        (metrics, events)
+    });
     let stored = app.store.publish(events).await;
+    if let (Some((metrics, events)), Ok(stored)) = (counted, &stored) {
+        metrics.publishing().created(events.iter().zip(stored).filter_map(|(event, stored)| match stored {
+            Stored::Made { deliveries } => Some((&event.tenant, &event.event_type, *deliveries)),
+            Stored::Duplicate { .. } | Stored::Conflict => None,
+        }));
+    }
     match &stored {
         Ok(_) => app.publishing.worked(),
         // Having too much to do is not being broken.

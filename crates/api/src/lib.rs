@@ -24,6 +24,7 @@ mod given;
 mod health;
 mod keys;
 mod known;
+mod metrics;
 mod observed;
 mod openapi;
 mod policies;
@@ -51,12 +52,14 @@ use posthaste_core::bucket::RateLimit;
 use posthaste_core::destination;
 use posthaste_core::endpoint::Policies;
 use posthaste_core::timeout::TimeoutRules;
+use posthaste_metrics::Metrics;
 use posthaste_store::Store;
 
 use body::Budget;
 use credentials::{AdminKey, Calls, Uses};
 use health::Publishing;
 use known::Known;
+pub use metrics::{answer as metrics_answer, is_local};
 pub use portal::PortalKey;
 use problem::Problem;
 
@@ -91,6 +94,8 @@ pub struct Options {
     pub streams_max: usize,
     /// Seals portal tokens. Has to be the same on every node and after a restart, or links made before stop working.
     pub portal_key: PortalKey,
+    /// Counts what comes in, and is shown at `/metrics`.
+    pub metrics: Option<Metrics>,
 }
 
 impl Default for Options {
@@ -112,6 +117,7 @@ impl Default for Options {
             replays_per_minute_max: 600,
             streams_max: 64,
             portal_key: PortalKey(rand::random()),
+            metrics: None,
         }
     }
 }
@@ -192,7 +198,7 @@ pub fn routes() -> Vec<RouteShown> {
         path: route.path,
         operation: route.operation,
         needs_key: route.access != routes::Access::Anybody,
-        is_server_wide: matches!(route.access, routes::Access::ServerWide(_)),
+        is_server_wide: matches!(route.access, routes::Access::ServerWide(_) | routes::Access::ServerWideOrLocal(_)),
         takes_body: route.body.is_some(),
         example: route.body.as_ref().map_or("", |body| body.example),
         query: route.query.iter().map(|parameter| parameter.name).collect(),

@@ -123,7 +123,7 @@ fn operation(route: &Route) -> Value {
     let mut problems: Vec<u16> = PROBLEMS_OF_ALL.into_iter().chain(route.problems.iter().copied()).collect();
     match route.access {
         Access::Anybody => problems.extend([404, 503]),
-        Access::Scope(_) | Access::ServerWide(_) => problems.extend(PROBLEMS_OF_API),
+        Access::Scope(_) | Access::ServerWide(_) | Access::ServerWideOrLocal(_) => problems.extend(PROBLEMS_OF_API),
     }
     if route.body.is_some() {
         problems.extend(PROBLEMS_OF_BODIES);
@@ -143,7 +143,8 @@ fn operation(route: &Route) -> Value {
     }
     match route.access {
         Access::Anybody => operation["security"] = json!([]),
-        Access::Scope(scope) | Access::ServerWide(scope) => {
+        // Whoever needs none is on this machine and knows.
+        Access::Scope(scope) | Access::ServerWide(scope) | Access::ServerWideOrLocal(scope) => {
             operation["security"] = json!([{"key": []}]);
             operation["x-scope"] = json!(KeyScope::name(scope));
         }

@@ -135,6 +135,10 @@ pub(crate) async fn create(call: Call) -> Result<Response, Problem> {
     if !is_the_same {
         return Err(Problem::conflict("The same idempotency key was used before, for another replay."));
     }
+    // The same key again is no new wish.
+    if let Some(metrics) = call.app.options.metrics.as_ref().filter(|_| row.id == id) {
+        metrics.publishing().replay_requested();
+    }
     Ok(answer(StatusCode::ACCEPTED, &view(&row)))
 }
 

@@ -24,7 +24,7 @@ use crate::problem::{self, Problem};
 use crate::query::{CURSOR, ENDPOINT, EVENT, FROM, HOLD_REASON, LIMIT, Parameter, Query, STATUS, TENANT, TO, TYPE, UID};
 use crate::{
     App, audit, batch, cluster, dead_letters, deliveries, docs, endpoint_verbs, endpoints, event_types, events, filters, health,
-    keys, portal, replays, statistics, stream, tenants,
+    keys, metrics, portal, replays, statistics, stream, tenants,
 };
 
 type Answered = Pin<Box<dyn Future<Output = Result<Response, Problem>> + Send>>;
@@ -38,6 +38,8 @@ pub(crate) enum Access {
     Scope(KeyScope),
     /// What concerns the whole server: keys that are bound to a tenant may not.
     ServerWide(KeyScope),
+    /// The same, and nothing is asked of a caller on this machine.
+    ServerWideOrLocal(KeyScope),
 }
 
 /// One method of one address.
@@ -173,7 +175,7 @@ impl Route {
         let (scope, is_server_wide) = match self.access {
             Access::Anybody => return Ok(()),
             Access::Scope(scope) => (scope, false),
-            Access::ServerWide(scope) => (scope, true),
+            Access::ServerWide(scope) | Access::ServerWideOrLocal(scope) => (scope, true),
         };
         if !caller.has(scope) {
             return Err(Problem::forbidden(format!("This needs a key with the scope `{}`.", scope.name())));
@@ -465,6 +467,9 @@ pub(crate) fn table() -> Vec<Route> {
         get("/readyz", "isReady", Access::Anybody, health::ready)
             .says("Whether it may take traffic: unready only when publishing would fail.")
             .gives::<health::Ready>(200, "It may."),
+        get("/metrics", "readMetrics", Access::ServerWideOrLocal(Read), metrics::page)
+            .says("What is counted, for Prometheus. Without a key for callers on this machine.")
+            .gives_as(200, "Prometheus' text format, or OpenMetrics if that is asked for.", None, "text/plain"),
         get("/openapi.json", "readOpenApi", Access::Anybody, docs::openapi_document)
             .says("This document.")
             .gives_as(200, "OpenAPI 3.1.", None, JSON),
@@ -519,7 +524,8 @@ async fn serve(app: App, route: &Route, request: Request) -> Result<Response, Pr
     let (mut parts, body) = request.into_parts();
     let caller = match route.access {
         Access::Anybody => Caller::nobody(),
-        Access::Scope(_) | Access::ServerWide(_) => {
+        Access::ServerWideOrLocal(_) if metrics::is_local(&parts) => Caller::nobody(),
+        Access::Scope(_) | Access::ServerWide(_) | Access::ServerWideOrLocal(_) => {
             let caller = identify(&app, &parts.headers).await?;
             if !route.is_publishing {
                 app.calls.take(&caller, app.store.now())?;

@@ -11,10 +11,11 @@
 //! | Which promises were kept? | `verdict.rs` |
 //! | How is the server started, killed and asked? | `server.rs`, `caller.rs` |
 //! | Who publishes, who receives? | `publisher.rs`, `receiver.rs` |
-//! | How does it all come together? | `world.rs`; `crash.rs` and `soak.rs` are two courses of events |
+//! | How does it all come together? | `world.rs`; `crash.rs`, `soak.rs` and `dashboard.rs` are courses of events |
 
 pub mod caller;
 pub mod crash;
+pub mod dashboard;
 pub mod draw;
 pub mod evidence;
 pub mod publisher;

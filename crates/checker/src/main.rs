@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use posthaste_checker::verdict::Verdict;
-use posthaste_checker::{crash, soak};
+use posthaste_checker::{crash, dashboard, soak};
 
 #[derive(Parser)]
 #[command(about = "Drives the real server through faults and checks the promises from outside")]
@@ -43,6 +43,13 @@ enum Command {
         #[arg(long, default_value_t = 1000)]
         rate: u64,
     },
+    /// Let a real Prometheus watch it, and ask every query of the dashboard and every rule
+    Dashboard {
+        #[arg(long, default_value = "deploy/grafana/posthaste.json")]
+        dashboard: PathBuf,
+        #[arg(long, default_value = "deploy/prometheus/posthaste.rules.yml")]
+        rules: PathBuf,
+    },
 }
 
 #[tokio::main]
@@ -51,6 +58,14 @@ async fn main() -> anyhow::Result<ExitCode> {
     let seed = seed.unwrap_or_else(|| rand::random::<u64>() % 1_000_000);
     println!("seed {seed}, {}", binary.display());
     let (verdicts, is_broken) = match command {
+        Command::Dashboard { dashboard, rules } => {
+            let report = dashboard::run(&binary, seed, &dashboard, &rules).await?;
+            for failed in &report.failed {
+                println!("{failed}");
+            }
+            println!("{} queries and {} rules, {} of them without an answer", report.queries, report.rules, report.failed.len());
+            (Vec::new(), !report.failed.is_empty())
+        }
         Command::Crash { cycles, rate } => {
             let course = crash::Course { seed, cycles, rate };
             let report = crash::run(&binary, &course, |done| show(&format!("{done} of {cycles} kills"))).await?;

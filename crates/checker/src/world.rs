@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
 use serde_json::{Value, json};
@@ -168,6 +168,43 @@ impl World {
     pub async fn furnish_plainly(&mut self) -> anyhow::Result<()> {
         self.shares = vec![1];
         self.make_endpoint(0, Mood::Healthy, None).await
+    }
+
+    /// Endpoints at which seven events wait each, for reasons that do not go away: quiet hours, a rate limit, a pause and
+    /// `deliver_at`. Two of the last are called off, and one of the second leaves at once. Nobody is owed these.
+    pub async fn furnish_holds(&mut self) -> anyhow::Result<()> {
+        let mut caller = self.caller();
+        let url = self.receiver.url(self.receiver.add(Mood::Healthy));
+        let minutes = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() / 60 % 1440;
+        let clock = |minute: u64| format!("{:02}:{:02}", minute % 1440 / 60, minute % 60);
+        let quiet = json!({"quiet_start": clock(minutes + 1380), "quiet_end": clock(minutes + 120), "timezone": "UTC"});
+        for (tenant, said) in [
+            ("quiet", json!({"delivery_schedule": quiet})),
+            ("limited", json!({"rate_limit": {"max_per_minute": 1, "burst_capacity": 1}})),
+            ("paused", json!({})),
+            ("later", json!({})),
+        ] {
+            let mut body = json!({"tenant": tenant, "url": url});
+            body.as_object_mut().context("an object")?.extend(said.as_object().context("an object")?.clone());
+            let endpoint = asked(&mut caller, "/v1/endpoints", &body, 201).await?;
+            if tenant == "paused" {
+                let path = format!("/v1/endpoints/{}/pause", endpoint["id"].as_str().context("an id")?);
+                asked(&mut caller, &path, &json!({}), 200).await?;
+            }
+            let deliver_at = in_the_middle_of_next_month(endpoint["created_at"].as_str().context("a time")?)?;
+            for _ in 0..7 {
+                let deliver_at = (tenant == "later").then_some(&deliver_at);
+                let event = json!({"tenant": tenant, "type": "hold.made", "data": {}, "deliver_at": deliver_at});
+                asked(&mut caller, "/v1/events", &event, 202).await?;
+            }
+        }
+        let waiting = caller.get("/v1/deliveries?tenant=later&limit=2").await;
+        let waiting = waiting.map_err(|_| anyhow::anyhow!("no answer to a call"))?.json();
+        for row in waiting["data"].as_array().context("a list")? {
+            let path = format!("/v1/deliveries/{}/cancel", row["id"].as_str().context("an id")?);
+            asked(&mut caller, &path, &json!({}), 200).await?;
+        }
+        Ok(())
     }
 
     /// Makes an endpoint. Nobody is owed anything at one whose answer was lost.
@@ -428,6 +465,21 @@ impl Drop for World {
 }
 
 /// One that is free now, and is ours through all restarts.
-fn free_port() -> anyhow::Result<SocketAddr> {
+pub(crate) fn free_port() -> anyhow::Result<SocketAddr> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?)
+}
+
+/// Far enough from then, and near enough to be taken.
+fn in_the_middle_of_next_month(now: &str) -> anyhow::Result<String> {
+    let (year, month): (u32, u32) = (now.get(..4).context("a year")?.parse()?, now.get(5..7).context("a month")?.parse()?);
+    Ok(format!("{:04}-{:02}-15T00:00:00Z", year + month / 12, month % 12 + 1))
+}
+
+/// Asks for something that has to be granted.
+async fn asked(caller: &mut Caller, path: &str, body: &Value, status: u16) -> anyhow::Result<Value> {
+    let answer = caller.post(path, body).await.map_err(|_| anyhow::anyhow!("no answer to {path}"))?;
+    if answer.status != status {
+        bail!("{path} answered {}: {}", answer.status, answer.json());
+    }
+    Ok(answer.json())
 }

@@ -190,6 +190,69 @@ pub fn explain_held(now: Timestamp, facts: &Facts<'_>, is_held_by_quiet_hours: b
     }
 }
 
+/// What holds the deliveries of a lane, taken once for all of them: whoever counts a backlog cannot explain each row by itself.
+/// Says the same as [`explain`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is another thing that can hold a lane, and all of them can at once")]
+pub struct Gates {
+    status: Option<HoldReason>,
+    is_circuit_open: bool,
+    is_quiet: bool,
+    is_limited: bool,
+    are_retries_limited: bool,
+    is_full: bool,
+}
+
+/// What counting has to know of a row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is another question about a row")]
+pub struct RowFacts {
+    pub is_due: bool,
+    pub is_tried: bool,
+    /// Its type waits in quiet hours.
+    pub waits_in_quiet_hours: bool,
+    pub is_head_of_key: bool,
+}
+
+impl Gates {
+    /// `is_quiet` is asked of whoever keeps it: a schedule is not looked up for each count.
+    pub fn of(now: Timestamp, lane: &LaneFacts<'_>, is_quiet: bool) -> Gates {
+        let waits = |(limit, bucket): (RateLimit, Bucket)| now < bucket.ready_at(now, limit, 1);
+        Gates {
+            status: match lane.status.at(now) {
+                Status::Active => None,
+                Status::Paused { .. } => Some(HoldReason::Paused),
+                Status::Disabled => Some(HoldReason::Disabled),
+            },
+            is_circuit_open: match lane.breaker.permission(now) {
+                Permission::Go | Permission::Probe => false,
+                Permission::Wait { .. } | Permission::AwaitProbe => true,
+            },
+            is_quiet,
+            is_limited: lane.rate_limit.is_some_and(waits)
+                || lane.tenant_rate_limit.is_some_and(waits)
+                || lane.held_until.is_some_and(|until| now < until),
+            are_retries_limited: lane.retries_from.is_some_and(|from| now < from),
+            is_full: !lane.has_slot,
+        }
+    }
+
+    /// Why such a row waits; `None` if it waits for nothing but its turn.
+    pub fn hold(&self, row: RowFacts) -> Option<HoldReason> {
+        let later = if row.is_tried { HoldReason::Retry } else { HoldReason::DeliverAt };
+        let reasons = [
+            self.status,
+            (!row.is_due).then_some(later),
+            self.is_circuit_open.then_some(HoldReason::CircuitOpen),
+            (self.is_quiet && row.waits_in_quiet_hours).then_some(HoldReason::QuietHours),
+            (!row.is_head_of_key).then_some(HoldReason::Ordering),
+            (self.is_limited || self.are_retries_limited && row.is_tried).then_some(HoldReason::RateLimited),
+            self.is_full.then_some(HoldReason::Concurrency),
+        ];
+        reasons.into_iter().flatten().next()
+    }
+}
+
 /// The first reason, and when the last of them is over; `None` if nobody can say.
 struct Holds {
     first: Option<HoldReason>,
@@ -282,5 +345,69 @@ mod tests {
     fn what_has_ended_has_no_hold() {
         let dead = State::Dead { at: at(5), reason: DeadReason::Expired };
         check(0, 3, |facts| facts.state = dead, Standing::Dead { at: at(5), reason: DeadReason::Expired });
+    }
+
+    #[test]
+    fn a_count_says_of_every_row_what_an_explanation_says() {
+        let now = at(1_000);
+        let limit = RateLimit::new(60, 1).unwrap();
+        let quiet_type = EventType::parse("order.made").unwrap();
+        let window = |start: &str, end: &str| Window {
+            start: TimeOfDay::parse(start).unwrap(),
+            end: TimeOfDay::parse(end).unwrap(),
+            days: Days::ALL,
+        };
+        let schedule =
+            |window| QuietHours::new("UTC", vec![window], vec![], TypePatterns::default(), TypePatterns::default()).unwrap();
+        let (quiet, open) = (schedule(window("00:00", "06:00")), schedule(window("12:00", "13:00")));
+        let statuses = [Status::Active, Status::Paused { until: None }, Status::Paused { until: Some(at(500)) }, Status::Disabled];
+        let breakers = [
+            Breaker::default(),
+            Breaker::Open { since: at(0), probe_at: at(2_000), failures: 5 },
+            Breaker::Open { since: at(0), probe_at: at(900), failures: 5 },
+            Breaker::HalfOpen { since: at(0), probe_started: at(900), failures: 5 },
+        ];
+        let mut count = 0;
+        for bits in 0..1024_u32 {
+            let is = |bit: u32| bits & 1 << bit != 0;
+            for (status, breaker) in statuses.iter().flat_map(|status| breakers.iter().map(move |breaker| (*status, *breaker))) {
+                let lane = LaneFacts {
+                    status,
+                    breaker,
+                    schedule: is(0).then_some(if is(1) { &quiet } else { &open }),
+                    rate_limit: is(2).then(|| (limit, Bucket::empty(now, limit))),
+                    tenant_rate_limit: is(3).then(|| (limit, Bucket::full())),
+                    held_until: is(4).then(|| at(5_000)),
+                    retries_from: is(5).then(|| at(5_000)),
+                    has_slot: is(6),
+                };
+                let due = if is(7) { at(1_000) } else { at(1_001) };
+                let attempts = u32::from(is(8));
+                let facts = Facts {
+                    state: State::Waiting { due },
+                    attempts,
+                    is_in_flight: false,
+                    event_type: &quiet_type,
+                    is_priority: false,
+                    is_head_of_key: is(9),
+                    lane,
+                };
+                let row = RowFacts { is_due: is(7), is_tried: is(8), waits_in_quiet_hours: is(0), is_head_of_key: is(9) };
+                let counted = Gates::of(now, &lane, is(0) && is(1)).hold(row);
+                let explained = match explain(now, &facts) {
+                    Standing::Pending => None,
+                    Standing::Held { reason, .. } => Some(reason),
+                    other @ (Standing::Delivering
+                    | Standing::Delivered { .. }
+                    | Standing::Dead { .. }
+                    | Standing::Cancelled { .. }) => {
+                        panic!("{other:?}")
+                    }
+                };
+                assert_eq!(counted, explained, "{facts:?}");
+                count += 1;
+            }
+        }
+        assert_eq!(count, 16 * 1024);
     }
 }

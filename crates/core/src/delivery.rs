@@ -160,6 +160,28 @@ pub enum Class {
 }
 
 impl Outcome {
+    /// The one word for it: in answers, logs and metrics.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Outcome::Answered { status: 200..=299, .. } => "success",
+            Outcome::Answered { .. } => "http_error",
+            Outcome::NotSent(NoConnection::Dns) => "dns_error",
+            Outcome::NotSent(NoConnection::Connect) => "connection_error",
+            Outcome::NotSent(NoConnection::Tls) => "tls_error",
+            Outcome::Silent(Silence::Timeout) => "timeout",
+            Outcome::Silent(Silence::Reset) => "reset",
+            Outcome::Blocked => "blocked",
+        }
+    }
+
+    /// What a receiver has answered, if it has.
+    pub fn status_code(&self) -> Option<u16> {
+        match self {
+            Outcome::Answered { status, .. } => Some(*status),
+            Outcome::NotSent(_) | Outcome::Silent(_) | Outcome::Blocked => None,
+        }
+    }
+
     pub fn class(&self, policy: &RetryPolicy) -> Class {
         match self {
             Outcome::Answered { status, .. } => match status {

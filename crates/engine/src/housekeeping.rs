@@ -101,7 +101,7 @@ pub(crate) async fn keep(store: Arc<dyn Store>, options: Options, membership: Ar
             }
         }
         if replays_at <= now {
-            match replays.step(store.as_ref(), &membership, options.replays_at_once_max).await {
+            match replays.step(store.as_ref(), &membership, &options).await {
                 Ok(is_any) => replays_at = now + if is_any { TICK } else { REPLAYS_EVERY },
                 Err(error) => complain("step_replay", &error),
             }
@@ -131,7 +131,7 @@ struct Pace {
 
 impl Replays {
     /// Makes what is due of each, and answers whether there are any.
-    async fn step(&mut self, store: &dyn Store, membership: &Membership, at_once_max: usize) -> Result<bool, Error> {
+    async fn step(&mut self, store: &dyn Store, membership: &Membership, options: &Options) -> Result<bool, Error> {
         let running = store.running_replays().await?;
         self.paces.retain(|id, _| running.iter().any(|replay| replay.id == *id));
         for replay in &running {
@@ -141,9 +141,13 @@ impl Replays {
             let pace = self.paces.entry(replay.id).or_insert_with(|| Pace { since: Instant::now(), made: 0 });
             let limit = pace.rows_due(replay.rate_per_minute);
             if limit > 0
-                && let Some(after) = store.step_replay(replay.id, limit, at_once_max).await?
+                && let Some(after) = store.step_replay(replay.id, limit, options.replays_at_once_max).await?
             {
-                pace.made += after.created.saturating_sub(replay.created);
+                let made = after.created.saturating_sub(replay.created);
+                pace.made += made;
+                if let Some(metrics) = &options.metrics {
+                    metrics.publishing().replayed(made);
+                }
             }
         }
         Ok(!running.is_empty())

@@ -10,6 +10,7 @@ mod housekeeping;
 mod lease;
 mod membership;
 mod owner;
+mod survey;
 mod tally;
 mod target;
 
@@ -21,6 +22,7 @@ use posthaste_core::endpoint::Policies;
 use posthaste_core::health::HealthPolicy;
 use posthaste_core::scheduler::{Limits, Seq};
 use posthaste_core::timeout::TimeoutRules;
+use posthaste_metrics::Metrics;
 use posthaste_sender::Client;
 use posthaste_store::{Fed, Housekeeping, Store};
 use tokio::sync::mpsc;
@@ -30,6 +32,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 use hands::Hands;
 use membership::Membership;
 pub use owner::{After, Bodiless, Deed, Errand, Life, Owner, Seen, Sending, Ticket, Wake};
+use survey::{Surveyor, Watch};
 pub use target::Target;
 
 #[derive(Clone, Debug)]
@@ -49,6 +52,8 @@ pub struct Options {
     pub housekeeping: Housekeeping,
     /// Replayed deliveries of one endpoint that wait at once.
     pub replays_at_once_max: usize,
+    /// Who counts what happens, if anybody does.
+    pub metrics: Option<Metrics>,
 }
 
 impl Default for Options {
@@ -64,6 +69,7 @@ impl Default for Options {
             test_send_pause: Duration::from_secs(5),
             housekeeping: Housekeeping::default(),
             replays_at_once_max: 100,
+            metrics: None,
         }
     }
 }
@@ -101,6 +107,14 @@ pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: 
     background.spawn(housekeeping::keep(Arc::clone(&store), options.clone(), Arc::clone(&membership), inbox));
 
     let request_max = options.request_max();
+    let metrics = options.metrics.clone();
+    let watch = metrics.as_ref().map(|metrics| Watch::start(metrics.clone()));
+    let mut surveyor = metrics.as_ref().map(|metrics| Surveyor::new(metrics.clone(), request_max));
+    if let Some(surveyor) = &surveyor {
+        background.spawn(survey::count_in_store(Arc::clone(&store), surveyor.stored()));
+    }
+    let mut surveyed = interval(survey::SURVEYED_EVERY);
+    surveyed.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut owner = Owner::new(store.now(), options);
     let mut feed = Some(store.feed());
     // All rows up to the frontier have been told of; nothing was left out when it was last moved.
@@ -113,6 +127,7 @@ pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: 
     let mut deadline: Option<Instant> = None;
     let mut batch: Vec<Wake> = Vec::with_capacity(WAKES_AT_ONCE_MAX);
     loop {
+        let mut is_survey_due = false;
         let rest = owner.wake_at().map_or(IDLE, |at| at.since(store.now()).min(IDLE));
         tokio::select! {
             () = &mut stop, if deadline.is_none() => {
@@ -133,8 +148,10 @@ pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: 
             },
             _ = shown.tick() => owner.show(store.now()),
             _ = counted.tick() => owner.count(),
+            _ = surveyed.tick(), if surveyor.is_some() => is_survey_due = true,
             () = sleep(rest) => {}
         }
+        let turn_began = Instant::now();
         if let Some(feed) = &feed {
             if feed.has_overflowed() {
                 hands.sweep(frontier);
@@ -150,10 +167,19 @@ pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: 
         for deed in owner.next_deeds(now) {
             hands.perform(deed);
         }
+        if let (Some(metrics), Some(surveyor)) = (&metrics, &mut surveyor) {
+            metrics.deliveries().note(&owner.take_notes());
+            // After what is due was begun: what is still due then is stuck.
+            if is_survey_due {
+                surveyor.step(now, &mut owner);
+            }
+            metrics.liveness().turned(turn_began.elapsed());
+        }
         if deadline.is_some() && owner.is_at_rest() {
             break;
         }
     }
+    drop(watch);
     background.shutdown().await;
     hands.leave(&mut owner).await;
 }

@@ -80,6 +80,11 @@ const LOAD_THREAD: &str = "bench-load";
 
 impl Bed {
     fn new() -> anyhow::Result<Bed> {
+        Bed::with(|_| {})
+    }
+
+    /// With something set.
+    fn with(set: impl FnOnce(&mut Settings)) -> anyhow::Result<Bed> {
         let runtime = tokio::runtime::Builder::new_multi_thread().thread_name("bench-server").enable_all().build()?;
         let scratch = Scratch::new()?;
         let mut settings = Settings::unsaid();
@@ -87,8 +92,9 @@ impl Bed {
         scratch.path().clone_into(&mut settings.data_dir);
         settings.allow_networks = vec!["127.0.0.0/8".parse().context("our own network")?];
         settings.allow_http = true;
+        set(&mut settings);
         runtime.spawn(leave_nothing_behind(scratch.path().to_owned()));
-        let server = runtime.block_on(Server::start(&settings))?;
+        let server = runtime.block_on(Server::start(&settings, None))?;
         Ok(Bed { runtime, server, scratch })
     }
 

@@ -15,7 +15,7 @@ use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
-use tracing_subscriber::{EnvFilter, Registry};
+use tracing_subscriber::{EnvFilter, Registry, reload};
 
 use crate::settings::LogFormat;
 
@@ -34,26 +34,35 @@ enum Message {
     Flush(SyncSender<()>),
 }
 
+/// What lets lines through, and can be changed.
+type Levels = reload::Handle<EnvFilter, Registry>;
+
 /// The way to stderr.
 #[derive(Clone)]
 pub(crate) struct Logs {
+    /// `None` before it has started, or where somebody else says what is logged.
+    levels: Option<Levels>,
     sender: SyncSender<Message>,
+    /// Not yet told of in a line.
     dropped: Arc<AtomicU64>,
+    dropped_in_all: Arc<AtomicU64>,
 }
 
 impl Logs {
     /// Starts to log. `levels` was checked when it was read.
     pub(crate) fn start(levels: &str, format: LogFormat) -> Logs {
-        let (logs, receiver) = Logs::new();
+        let (mut logs, receiver) = Logs::new();
         let dropped = Arc::clone(&logs.dropped);
         std::thread::Builder::new()
             .name("logs".to_owned())
             .spawn(move || write_lines(&receiver, &dropped, &mut std::io::stderr(), format))
             .expect("a thread can be started at the beginning");
-        let filter = EnvFilter::builder().parse_lossy(format!("{QUIET},{levels}"));
+        let (filter, levels) = reload::Layer::new(filter(levels));
         let lines = Lines { logs: logs.clone(), format };
         // Somebody else's subscriber is possible only in a test.
-        let _ = Registry::default().with(lines.with_filter(filter)).try_init();
+        if Registry::default().with(lines.with_filter(filter)).try_init().is_ok() {
+            logs.levels = Some(levels);
+        }
         std::panic::set_hook(Box::new(|panic| {
             let place = panic.location().map(ToString::to_string);
             let message = panic.payload_as_str().unwrap_or_default();
@@ -64,7 +73,7 @@ impl Logs {
 
     fn new() -> (Logs, Receiver<Message>) {
         let (sender, receiver) = sync_channel(LINES_WAITING_MAX);
-        (Logs { sender, dropped: Arc::default() }, receiver)
+        (Logs { levels: None, sender, dropped: Arc::default(), dropped_in_all: Arc::default() }, receiver)
     }
 
     /// A line for the person who has started the process, whatever is logged.
@@ -75,7 +84,19 @@ impl Logs {
     fn send(&self, line: String) {
         if self.sender.try_send(Message::Line(line)).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
+            self.dropped_in_all.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// From now on. `levels` was checked when it was read.
+    pub(crate) fn set_levels(&self, levels: &str) -> Result<(), String> {
+        let handle = self.levels.as_ref().ok_or("somebody else decides what is logged")?;
+        handle.reload(filter(levels)).map_err(|error| error.to_string())
+    }
+
+    /// Lines that were dropped since the start.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.dropped_in_all.load(Ordering::Relaxed)
     }
 
     /// Waits until what was logged has been written, but not for ever.
@@ -85,6 +106,10 @@ impl Logs {
             let _ = is_done.recv_timeout(FLUSH_MAX);
         }
     }
+}
+
+fn filter(levels: &str) -> EnvFilter {
+    EnvFilter::builder().parse_lossy(format!("{QUIET},{levels}"))
 }
 
 fn write_lines(receiver: &Receiver<Message>, dropped: &AtomicU64, sink: &mut impl std::io::Write, format: LogFormat) {
@@ -186,12 +211,16 @@ fn line(format: LogFormat, level: &str, target: &str, message: &str, fields: &Ma
         LogFormat::Json => {
             let mut object = Map::new();
             for (name, text) in [("timestamp", now.as_str()), ("level", level), ("target", target), ("message", message)] {
-                object.insert(name.to_owned(), text.into());
+                object.insert(name.to_owned(), shortened(&text.into()));
             }
             // Ours win: a field of the same name would make the line ambiguous.
             let fields = fields.iter().filter(|(name, _)| !["timestamp", "level", "target", "message"].contains(&name.as_str()));
             object.extend(fields.map(|(name, value)| (name.clone(), shortened(value))));
-            without_control_characters(&Value::Object(object).to_string())
+            without_hostile_characters(&Value::Object(object).to_string(), |clean, character| {
+                for unit in character.encode_utf16(&mut [0; 2]) {
+                    let _ = write!(clean, "\\u{unit:04x}");
+                }
+            })
         }
     };
     if line.len() > LINE_BYTES_MAX && format == LogFormat::Human {
@@ -212,14 +241,29 @@ fn shortened(value: &Value) -> Value {
     }
 }
 
+/// What a terminal would obey, what some readers of logs take for the end of a line, and what changes the order in which
+/// others are shown, so that a line reads as something that it is not.
+fn is_hostile(character: char) -> bool {
+    character.is_control()
+        || matches!(character,
+            '\u{2028}' | '\u{2029}'
+            | '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}'
+            | '\u{61c}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
+}
+
 /// One event, one line, and nothing that a terminal would obey.
 pub(crate) fn without_control_characters(text: &str) -> String {
-    if !text.chars().any(char::is_control) {
+    without_hostile_characters(text, |clean, character| clean.extend(character.escape_default()))
+}
+
+/// In JSON what is escaped has to be JSON still, so that `escape` differs.
+fn without_hostile_characters(text: &str, escape: impl Fn(&mut String, char)) -> String {
+    if !text.chars().any(is_hostile) {
         return text.to_owned();
     }
     text.chars().fold(String::with_capacity(text.len()), |mut clean, character| {
-        if character.is_control() {
-            clean.extend(character.escape_default());
+        if is_hostile(character) {
+            escape(&mut clean, character);
         } else {
             clean.push(character);
         }
@@ -243,6 +287,44 @@ mod tests {
             let (body, end) = line.split_at(line.len() - 1);
             assert_eq!(end, "\n");
             assert!(!body.chars().any(char::is_control), "{line:?}");
+        }
+    }
+
+    #[test]
+    fn i46_nothing_that_a_stranger_says_can_pass_for_a_line_of_ours() {
+        let long = "x".repeat(200_000);
+        let hostile = [
+            "a\n2026-01-01T00:00:00.000Z  INFO posthaste: it is all fine",
+            "a\r\n{\"level\":\"ERROR\",\"message\":\"forged\"}",
+            "\u{1b}]0;title\u{7}\u{1b}[2J\u{9b}31m",
+            "a\u{2028}forged\u{2029}forged\u{85}forged\u{b}forged\u{c}forged",
+            "\u{202e}desrever\u{202c}\u{2066}isolate\u{2069}\u{200f}\u{61c}",
+            "zero\u{200b}width\u{feff}\u{2060}",
+            "\" level=ERROR message=\"forged",
+            "back\\slash \\n \\u000a",
+            &long,
+        ];
+        let bad = |character: char| character.is_control() || is_hostile(character);
+        for text in hostile {
+            for format in [LogFormat::Human, LogFormat::Json] {
+                // As a value, as a message, and as somebody's target.
+                let line = line(format, "WARN", text, text, &fields(&[("error", text.into()), ("level", text.into())]));
+                let (body, end) = line.split_at(line.len() - 1);
+                assert_eq!(end, "\n");
+                assert!(!body.chars().any(bad), "{line:?}");
+                assert!(line.len() <= 4 * LINE_BYTES_MAX, "{}", line.len());
+                match format {
+                    LogFormat::Human => assert!(body[25..].starts_with(" WARN "), "{}", &body[..60]),
+                    LogFormat::Json => {
+                        let value: Value = serde_json::from_str(body).unwrap();
+                        assert_eq!(value["level"], "WARN");
+                        let said = value["error"].as_str().unwrap();
+                        // Whoever reads the line gets what was said, or its beginning.
+                        assert!(said == text || text.starts_with(said.trim_end_matches('…')), "{said}");
+                        assert_eq!(value["message"], value["error"]);
+                    }
+                }
+            }
         }
     }
 

@@ -92,7 +92,7 @@ fn serve(flags: &Flags) -> ExitCode {
         return ExitCode::SUCCESS;
     }
     let logs = Logs::start(&settings.log, settings.log_format);
-    let result = runtime().and_then(|runtime| runtime.block_on(serve::run(settings, &logs)));
+    let result = runtime().and_then(|runtime| runtime.block_on(serve::run(settings, &logs, || Settings::load(flags))));
     logs.flush();
     ended(result)
 }

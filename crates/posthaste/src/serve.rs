@@ -10,12 +10,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use axum::Router;
-use http::Uri;
+use axum::extract::Request;
+use axum::response::IntoResponse;
+use http::{StatusCode, Uri};
 use posthaste_api::PortalKey;
 use posthaste_core::bucket::RateLimit;
 use posthaste_core::scheduler::Limits;
+use posthaste_metrics::{Kind, Metrics, Page};
 use posthaste_sender::{Client, Options as SenderOptions, Policy, Proxy};
-use posthaste_store::{Housekeeping, Keyring, MasterKey, Options as StoreOptions, Postgres, SecretText, Sqlite, Store};
+use posthaste_store::{Commits, Housekeeping, Keyring, MasterKey, Options as StoreOptions, Postgres, SecretText, Sqlite, Store};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -25,16 +28,22 @@ use crate::accept;
 use crate::descriptors;
 use crate::keys::{ADMIN_KEY, DataDirectory};
 use crate::log::{Logs, without_control_characters};
-use crate::settings::{Role, Settings};
+use crate::settings::{Mistakes, Role, Settings};
 
 /// A signal that goes to a group of processes often comes twice: from whoever sent it, and passed on by a parent.
 const SAME_SIGNAL_WITHIN: Duration = Duration::from_millis(250);
 
 /// Serves until it is told to stop, twice if once is not enough.
-pub(crate) async fn run(settings: Settings, logs: &Logs) -> anyhow::Result<()> {
+/// `read_again` reads the settings anew, for what may change while it runs.
+pub(crate) async fn run(
+    settings: Settings,
+    logs: &Logs,
+    read_again: impl Fn() -> Result<Settings, Mistakes>,
+) -> anyhow::Result<()> {
     let mut stop = Stop::new()?;
+    let mut hangup = signal(SignalKind::hangup())?;
     let mut server = tokio::select! {
-        started = Server::start(&settings) => started?,
+        started = Server::start(&settings, Some(logs)) => started?,
         signal = stop.asked() => bail!("stopped by {signal} before it was ready"),
     };
     if let Some(key) = &server.new_admin_key {
@@ -42,10 +51,19 @@ pub(crate) async fn run(settings: Settings, logs: &Logs) -> anyhow::Result<()> {
         println!("The admin key is {}\nIt is kept in {}.", key.0, settings.data_dir.join(ADMIN_KEY).display());
     }
     let version = env!("CARGO_PKG_VERSION");
+    if let Some(address) = server.metrics_address {
+        logs.say(&format!("posthaste: metrics for anybody are at http://{address}/metrics"));
+    }
     logs.say(&format!("posthaste {version} is ready at {}; {}", settings.public_url(server.address), server.storing));
-    tokio::select! {
-        signal = stop.asked() => logs.say(&format!("posthaste: {signal}: finishing what is in flight; once more to stop at once")),
-        () = server.failed() => bail!("a part of the server has ended by itself; see the log"),
+    loop {
+        tokio::select! {
+            signal = stop.asked() => {
+                logs.say(&format!("posthaste: {signal}: finishing what is in flight; once more to stop at once"));
+                break;
+            }
+            _ = hangup.recv() => reread_log_levels(logs, &read_again),
+            () = server.failed() => bail!("a part of the server has ended by itself; see the log"),
+        }
     }
     tokio::select! {
         stopped = server.stop() => stopped?,
@@ -59,10 +77,25 @@ pub(crate) async fn run(settings: Settings, logs: &Logs) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// What is logged may change while it runs; everything else is as it was at the start.
+fn reread_log_levels(logs: &Logs, read_again: &impl Fn() -> Result<Settings, Mistakes>) {
+    match read_again() {
+        Ok(settings) => match logs.set_levels(&settings.log) {
+            Ok(()) => logs.say(&format!("posthaste: SIGHUP: what is logged is now {}", settings.log)),
+            Err(why) => logs.say(&format!("posthaste: SIGHUP: what is logged cannot be changed: {why}")),
+        },
+        Err(mistakes) => {
+            logs.say("posthaste: SIGHUP: nothing is changed, because the settings cannot be read:");
+            mistakes.to_string().lines().for_each(|mistake| logs.say(mistake));
+        }
+    }
+}
+
 /// A server that runs.
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
+    metrics_address: Option<SocketAddr>,
     pub(crate) admin_key: SecretText,
     /// Set if this start has made it.
     new_admin_key: Option<SecretText>,
@@ -75,7 +108,7 @@ pub(crate) struct Server {
 
 impl Server {
     /// Everything that can be refused is refused before the port is bound.
-    pub(crate) async fn start(settings: &Settings) -> anyhow::Result<Server> {
+    pub(crate) async fn start(settings: &Settings, logs: Option<&Logs>) -> anyhow::Result<Server> {
         refuse_what_is_not_there_yet(settings)?;
         let directory = DataDirectory::open(&settings.data_dir)?;
         let (admin_key, new_admin_key) = if let Some(key) = &settings.admin_key {
@@ -85,9 +118,16 @@ impl Server {
             (kept.key.clone(), kept.is_new.then_some(kept.key))
         };
         let client = settings.has_role(Role::Deliver).then(|| client(settings)).transpose()?;
-        let (store, storing, master_key) = open_store(settings, &directory).await?;
-        let listener = match listen(settings.listen).await {
-            Ok(listener) => listener,
+        let (store, storing, master_key, commits) = open_store(settings, &directory).await?;
+        let listening = async {
+            let metrics_listener = match settings.metrics_listen {
+                Some(address) => Some(listen(address, "--metrics-listen").await?),
+                None => None,
+            };
+            anyhow::Ok((listen(settings.listen, "--listen").await?, metrics_listener))
+        };
+        let (listener, metrics_listener) = match listening.await {
+            Ok(listeners) => listeners,
             Err(error) => {
                 // Closed as after any other stop, so that the next start has nothing to repair.
                 let _ = store.close().await;
@@ -98,22 +138,30 @@ impl Server {
         let parts = descriptors::divide(settings);
         let (stop, stopped) = watch::channel(false);
         let mut tasks = Vec::new();
+        let metrics = settings.metrics.then(|| metrics(settings, client.as_ref(), commits, logs));
         if let Some(client) = client {
-            let options = engine_options(settings, parts.in_flight_max);
+            let options = posthaste_engine::Options { metrics: metrics.clone(), ..engine_options(settings, parts.in_flight_max) };
             let engine = posthaste_engine::run(Arc::clone(&store), client, options, told(stopped.clone()));
             tasks.push(tokio::spawn(engine));
         }
         let router = if settings.has_role(Role::Api) {
-            posthaste_api::router(Arc::clone(&store), api_options(settings, address, &master_key), &admin_key.0)
+            let options = posthaste_api::Options { metrics: metrics.clone(), ..api_options(settings, address, &master_key) };
+            posthaste_api::router(Arc::clone(&store), options, &admin_key.0)
         } else {
-            without_api()
+            without_api(metrics.as_ref())
         };
         let limits = accept::Limits {
             connections_max: parts.connections_max,
             header_timeout: Duration::from_millis(settings.header_timeout_ms),
         };
+        let metrics_address = metrics_listener.as_ref().map(TcpListener::local_addr).transpose()?;
+        if let (Some(listener), Some(metrics)) = (metrics_listener, metrics) {
+            let limits = accept::Limits { connections_max: METRICS_CONNECTIONS_MAX, ..limits };
+            let router = metrics_router(metrics);
+            tasks.push(tokio::spawn(accept::serve(listener, router, limits, told(stopped.clone()))));
+        }
         tasks.push(tokio::spawn(accept::serve(listener, router, limits, told(stopped))));
-        Ok(Server { address, admin_key, new_admin_key, storing, store, tasks, stop })
+        Ok(Server { address, metrics_address, admin_key, new_admin_key, storing, store, tasks, stop })
     }
 
     /// Comes back only if a part of it has ended although nobody has asked for it.
@@ -146,25 +194,28 @@ impl Server {
 
 /// Accepted, checked and shown, but no part of this version can do it: ignoring it would be worse than refusing.
 fn refuse_what_is_not_there_yet(settings: &Settings) -> anyhow::Result<()> {
-    let absent = [
-        (settings.outbox.is_some() || settings.role.contains(&Role::Relay), "outbox, --role relay"),
-        (settings.metrics_listen.is_some(), "metrics_listen"),
-    ];
+    let absent = [(settings.outbox.is_some() || settings.role.contains(&Role::Relay), "outbox, --role relay")];
     let asked: Vec<&str> = absent.iter().filter(|(is_asked, _)| *is_asked).map(|(_, name)| *name).collect();
     if asked.is_empty() { Ok(()) } else { bail!("this version of Posthaste does not have: {}", asked.join("; ")) }
 }
 
-async fn open_store(settings: &Settings, directory: &DataDirectory) -> anyhow::Result<(Arc<dyn Store>, String, MasterKey)> {
+/// The store, where it is in words, the key that seals its secrets, and what counts its commits.
+type Opened = (Arc<dyn Store>, String, MasterKey, Arc<Commits>);
+
+async fn open_store(settings: &Settings, directory: &DataDirectory) -> anyhow::Result<Opened> {
     if let Some(url) = &settings.database_url {
         let master_key = settings.master_key.clone().context("PostgreSQL needs a master key")?;
-        let store = Postgres::connect(&url.0, store_options(settings, master_key.clone())).await.map_err(plainly)?;
-        return Ok((Arc::new(store), "PostgreSQL".to_owned(), master_key));
+        let options = store_options(settings, master_key.clone());
+        let commits = Arc::clone(&options.commits);
+        let store = Postgres::connect(&url.0, options).await.map_err(plainly)?;
+        return Ok((Arc::new(store), "PostgreSQL".to_owned(), master_key, commits));
     }
     let master_key = settings.master_key.clone().map_or_else(|| directory.master_key(), Ok)?;
     let (path, options) = (directory.path().to_owned(), store_options(settings, master_key.clone()));
+    let commits = Arc::clone(&options.commits);
     // A large log is read back first; meanwhile a signal wants to be heard.
     let opened = tokio::task::spawn_blocking(move || Sqlite::open(&path, options)).await?;
-    Ok((Arc::new(opened.map_err(plainly)?), format!("SQLite in {}", directory.path().display()), master_key))
+    Ok((Arc::new(opened.map_err(plainly)?), format!("SQLite in {}", directory.path().display()), master_key, commits))
 }
 
 fn store_options(settings: &Settings, master_key: MasterKey) -> StoreOptions {
@@ -247,20 +298,65 @@ fn client(settings: &Settings) -> anyhow::Result<Client> {
 }
 
 /// What a process answers that has no API: whoever watches it still has to know that it lives.
-fn without_api() -> Router {
-    Router::new().route("/healthz", axum::routing::get(async || "ok"))
+fn without_api(metrics: Option<&Metrics>) -> Router {
+    let router = Router::new().route("/healthz", axum::routing::get(async || "ok"));
+    let Some(metrics) = metrics.cloned() else { return router };
+    let page = move |request: Request| {
+        let (request, _) = request.into_parts();
+        let is_local = posthaste_api::is_local(&request);
+        // There are no keys here: whoever watches from elsewhere is given an address of their own.
+        let told = if is_local { posthaste_api::metrics_answer(&metrics, &request) } else { StatusCode::FORBIDDEN.into_response() };
+        std::future::ready(told)
+    };
+    router.route("/metrics", axum::routing::get(page))
 }
 
-async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
+/// What is served at an address of its own, where whoever can reach it may read it.
+fn metrics_router(metrics: Metrics) -> Router {
+    let page = move |request: Request| std::future::ready(posthaste_api::metrics_answer(&metrics, &request.into_parts().0));
+    Router::new().route("/metrics", axum::routing::get(page)).route("/healthz", axum::routing::get(async || "ok"))
+}
+
+/// Scrapers, and those who look by hand.
+const METRICS_CONNECTIONS_MAX: usize = 64;
+
+/// What is counted, and what is asked when somebody wants to see it.
+fn metrics(settings: &Settings, client: Option<&Client>, commits: Arc<Commits>, logs: Option<&Logs>) -> Metrics {
+    let limits = posthaste_metrics::Limits { endpoints_max: settings.metrics_endpoints_max, types_max: settings.metrics_types_max };
+    let metrics = Metrics::new(limits, env!("CARGO_PKG_VERSION"));
+    metrics.gather(move |page| commits.show(page));
+    if let Some(client) = client.cloned() {
+        metrics.gather(move |page| show_connections(page, &client));
+    }
+    if let Some(logs) = logs.cloned() {
+        metrics.gather(move |page| {
+            let help = "Log lines that nobody took in time and that were dropped.";
+            page.counter("posthaste_log_lines_dropped_total", help, logs.dropped());
+        });
+    }
+    metrics
+}
+
+fn show_connections(page: &mut Page, client: &Client) {
+    let counts = client.connections();
+    let mut connections = page.family("posthaste_sender_connections", Kind::Gauge, "Connections to receivers, by what they do.");
+    connections.sample(&[("state", &"in_use")], counts.in_use as f64);
+    connections.sample(&[("state", &"idle")], counts.idle as f64);
+    page.gauge("posthaste_sender_hosts", "Hosts with connections or requests.", counts.hosts as f64);
+    page.gauge("posthaste_sender_requests", "Requests that are under way or wait for a connection.", counts.requests as f64);
+    page.counter("posthaste_sender_connections_made_total", "Connections to receivers that were made.", counts.dialled);
+}
+
+async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.map_err(|error| {
         let remedies = [
-            (ErrorKind::AddrInUse, "another process listens there; stop it, or name another port with --listen"),
-            (ErrorKind::PermissionDenied, "ports below 1024 need privileges; name a higher one with --listen"),
-            (ErrorKind::AddrNotAvailable, "this machine does not have that address; name one of its own with --listen"),
+            (ErrorKind::AddrInUse, "another process listens there; stop it, or name another port with"),
+            (ErrorKind::PermissionDenied, "ports below 1024 need privileges; name a higher one with"),
+            (ErrorKind::AddrNotAvailable, "this machine does not have that address; name one of its own with"),
         ];
         let remedy = remedies.iter().find(|(kind, _)| *kind == error.kind());
-        let remedy = remedy.map_or("name another address with --listen", |(_, remedy)| *remedy);
-        anyhow!("cannot listen on {address}: {error}; {remedy}")
+        let remedy = remedy.map_or("name another address with", |(_, remedy)| *remedy);
+        anyhow!("cannot listen on {address}: {error}; {remedy} {flag}")
     })
 }
 

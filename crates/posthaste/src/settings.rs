@@ -56,7 +56,10 @@ macro_rules! settings {
 settings! {
     "The server" {
         listen: SocketAddr = address(), "127.0.0.1:8080", "Where the API is served";
-        metrics_listen: Option<SocketAddr> = optional(address()), "", "Where metrics are served, if not beside the API";
+        metrics: bool = boolean(), "true", "Count what happens, show it at `/metrics`, and notice when deliveries stall";
+        metrics_listen: Option<SocketAddr> = optional(address()), "", "Where metrics are served to anybody, beside `/metrics` of the API";
+        metrics_endpoints_max: usize = number(0, 10_000), "100", "Endpoints with metrics of their own, the busiest; the rest are counted together";
+        metrics_types_max: usize = number(0, 10_000), "200", "Pairs of tenant and event type with metrics of their own, the busiest; the rest are counted together";
         public_url: Option<String> = optional(web_address()), "", "The server's own address for people; from `listen` unless set";
         data_dir: PathBuf = path(), "./posthaste-data", "Where the database and the keys are kept";
         database_url: Option<SecretText> = optional(database_address()), "", "PostgreSQL, for many nodes; SQLite in the data directory unless set";
@@ -72,7 +75,7 @@ settings! {
         previous_master_keys: Vec<MasterKey> = list(master_key()), "", "Master keys from before a rotation; they only open";
     }
     "Logs" {
-        log: String = log_levels(), "info", "What is logged, also by module: `info,posthaste_store=debug`";
+        log: String = log_levels(), "info", "What is logged, also by module: `info,posthaste_store=debug`; read again on SIGHUP";
         log_format: LogFormat = one_of(&LOG_FORMATS), "human", "How: human or json";
     }
     "Where deliveries may go" {
@@ -309,6 +312,9 @@ impl Settings {
                 "PostgreSQL is shared by many nodes, which need the same master key: set POSTHASTE_MASTER_KEY to the base64 of 32 \
                  random bytes (`head -c 32 /dev/urandom | base64`), and keep it",
             ));
+        }
+        if self.metrics_listen.is_some() && !self.metrics {
+            wrong.push(Together::of(&["metrics_listen", "metrics"])("there is nothing to serve where nothing is counted"));
         }
         if self.batch_bytes_max < self.payload_bytes_max {
             wrong.push(Together::of(&["batch_bytes_max", "payload_bytes_max"])("a batch is at least as large as one event"));

@@ -66,6 +66,14 @@ async fn what_one_process_takes_another_delivers() {
     assert_eq!(taking.settle().await, 0);
     let answer = delivering.caller().get("/v1/endpoints").await.unwrap();
     assert_eq!(answer.status, 404, "it has no API");
+    // Each counts what it has done, for whoever watches from this machine.
+    for (process, line) in
+        [(&taking, "webhook_deliveries_created_total{origin=\"event\"} 5"), (&delivering, "webhook_delivery_attempt_count_count 5")]
+    {
+        let page = process.caller().get("/metrics").await.unwrap();
+        let page = String::from_utf8(page.body.to_vec()).unwrap();
+        assert!(page.lines().any(|other| other == line), "{line}: {page}");
+    }
     taking.stop().await.unwrap();
     delivering.stop().await.unwrap();
 }

@@ -121,7 +121,7 @@ fn i39_a_database_that_is_damaged_or_without_its_key_is_refused() {
 #[test]
 fn what_is_set_and_not_there_is_refused_rather_than_ignored() {
     let directory = Directory::new("absent");
-    refused(&serve(&directory, &["--metrics-listen", "127.0.0.1:0"]), "does not have: metrics_listen");
+    refused(&serve(&directory, &["--outbox", "postgres://app@127.0.0.1/app"]), "does not have: outbox");
 }
 
 #[test]
@@ -267,16 +267,98 @@ async fn f41_a_blocked_stderr_holds_up_no_delivery() {
     world.start(&[]).await.unwrap();
     world.furnish_plainly().await.unwrap();
     let publishing = world.publish(100);
-    // Each leaves many lines at this level.
-    wait_until("much more was logged than fits", || world.receiver.hit_count() > 300).await;
+    // Each leaves many lines at this level. More than fits is dropped and counted, and deliveries go on.
+    let mut caller = world.caller();
+    let (deadline, mut dropped) = (Instant::now() + Duration::from_mins(1), 0);
+    while dropped == 0 && Instant::now() < deadline {
+        let page = String::from_utf8(caller.get("/metrics").await.unwrap().body.to_vec()).unwrap();
+        let count = page.lines().find_map(|line| line.strip_prefix("posthaste_log_lines_dropped_total "));
+        dropped = count.unwrap_or("0").parse().unwrap();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    let hits = world.receiver.hit_count();
+    wait_until("deliveries go on", || world.receiver.hit_count() > hits + 100).await;
     publishing.stop().await;
-    assert_eq!(world.settle().await, 0);
+    let owed = world.settle().await;
     world.kill().unwrap();
     // Whoever looks for its last words must not wait for the pipe.
     world.program.log = PathBuf::from("/dev/null");
     let (full, is_full) = std::sync::mpsc::channel();
     std::thread::spawn(move || full.send(reader.read_exact(&mut vec![0; 60_000])));
     is_full.recv_timeout(Duration::from_secs(10)).expect("the pipe was full all the time").unwrap();
+    assert_eq!(owed, 0);
+    assert!(dropped > 0, "what was lost is counted");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_attempt_is_one_line_with_what_support_asks_for_and_levels_change_on_a_hangup() {
+    let mut world = world(6).await;
+    let settings = world.program.data_dir.with_extension("toml");
+    std::fs::write(&settings, "log = 'warn'\n").unwrap();
+    // From the file, so that it can change.
+    let at = world.program.flags.iter().position(|flag| flag == "--log").unwrap();
+    world.program.flags.drain(at..at + 2);
+    world.program.set("--config", settings.to_str().unwrap());
+    world.program.set("--log-format", "json");
+    world.start(&[]).await.unwrap();
+    world.furnish_plainly().await.unwrap();
+    let log = world.program.log.clone();
+    let attempts = || {
+        let text = std::fs::read_to_string(&log).unwrap();
+        let lines = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        lines.filter(|line| line["message"] == "webhook_delivery_attempt").collect::<Vec<_>>()
+    };
+    let load = world.load(1);
+    world.desk.publish(&load, &mut world.caller()).await;
+    assert_eq!(world.settle().await, 0);
+    assert_eq!(attempts().len(), 0, "one that went well is not worth a warning");
+    let says = |what: &str| std::fs::read_to_string(&log).unwrap().contains(what);
+    for (file, told) in [
+        ("log = 'warn,posthaste_engine=info'\n", "SIGHUP: what is logged is now warn,posthaste_engine=info"),
+        ("log = 'loud'\nretention_days = 0\n", "SIGHUP: nothing is changed"),
+    ] {
+        std::fs::write(&settings, file).unwrap();
+        signal_group(world.process().unwrap().id(), "HUP").unwrap();
+        wait_until(told, || says(told)).await;
+    }
+    world.desk.publish(&load, &mut world.caller()).await;
+    wait_until("the attempt is told", || attempts().len() == 1).await;
+    let line = attempts().remove(0);
+    let delivery = world.caller().get("/v1/deliveries?limit=1").await.unwrap().json()["data"][0].clone();
+    for (field, expected) in [
+        ("delivery", &delivery["id"]),
+        ("event", &delivery["event"]),
+        ("endpoint", &delivery["endpoint"]),
+        ("tenant", &delivery["tenant"]),
+        ("event_type", &delivery["type"]),
+        ("attempt", &1.into()),
+        ("success", &true.into()),
+        ("outcome", &"success".into()),
+        ("status_code", &200.into()),
+        ("level", &"INFO".into()),
+        ("target", &"posthaste_engine::owner::sending".into()),
+    ] {
+        assert_eq!(&line[field], expected, "{field}: {line}");
+    }
+    assert!(line["latency_ms"].is_u64() && line["timeout_ms"] == 3000 && line["timestamp"].is_string(), "{line}");
+    // One that fails says why and when it is tried again.
+    let body = serde_json::json!({"tenant": "gone", "url": "http://127.0.0.1:1/"});
+    let refused = world.caller().post("/v1/endpoints", &body).await.unwrap();
+    assert_eq!(refused.status, 422, "a port that nobody delivers to");
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let body = serde_json::json!({"tenant": "gone", "url": format!("http://{closed}/")});
+    assert_eq!(world.caller().post("/v1/endpoints", &body).await.unwrap().status, 201);
+    let event = serde_json::json!({"tenant": "gone", "type": "order.made", "data": {"canary": "payload-canary"}});
+    assert_eq!(world.caller().post("/v1/events", &event).await.unwrap().status, 202);
+    wait_until("the failure is told", || attempts().len() >= 2).await;
+    let line = attempts().remove(1);
+    assert_eq!(
+        (&line["level"], &line["success"], &line["outcome"]),
+        (&"WARN".into(), &false.into(), &"connection_error".into()),
+        "{line}"
+    );
+    assert!(line["status_code"].is_null() && line["error"].is_string() && line["next_attempt_at"].is_string(), "{line}");
+    assert!(!says("payload-canary"), "no payload in any log");
 }
 
 #[test]

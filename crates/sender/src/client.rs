@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use crate::connection::SendError;
 use crate::connector::{Connector, Failure, within};
 use crate::options::{Options, OptionsError};
-use crate::pool::{Lease, Pool, Visit};
+use crate::pool::{ConnectionCounts, Lease, Pool, Visit};
 use crate::preview::{self, Preview};
 use crate::redact::OwnSecrets;
 
@@ -70,6 +70,11 @@ impl Client {
     /// What is in force.
     pub fn policy(&self) -> Arc<Policy> {
         self.pool.policy()
+    }
+
+    /// How many connections there are.
+    pub fn connections(&self) -> ConnectionCounts {
+        self.pool.counts()
     }
 
     /// How many unused connections are kept.

@@ -27,4 +27,5 @@ mod tls;
 
 pub use client::{Client, Posted, RESPONSE_PREVIEW_BYTES_MAX, Timings};
 pub use options::{NameServers, Options, OptionsError, Proxy, Roots};
+pub use pool::ConnectionCounts;
 pub use posthaste_core::destination::Policy;

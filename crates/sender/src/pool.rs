@@ -4,6 +4,7 @@
 //! present policy would let it be made, and asked again when it is taken.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,21 @@ pub(crate) struct Pool {
     idle_max: Duration,
     age_max: Duration,
     kept: Mutex<Kept>,
+    /// Connections in use by one request alone.
+    in_use: AtomicUsize,
+    dialled: AtomicU64,
+}
+
+/// How many connections there are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ConnectionCounts {
+    pub in_use: usize,
+    pub idle: usize,
+    pub hosts: usize,
+    /// Attempts that are under way, also those that wait for a connection.
+    pub requests: usize,
+    /// Connections made since the start.
+    pub dialled: u64,
 }
 
 /// Requests to the same key may use each other's connections.
@@ -71,7 +87,21 @@ impl Pool {
             idle_max: options.idle_max,
             age_max: options.age_max,
             kept: Mutex::new(Kept::default()),
+            in_use: AtomicUsize::new(0),
+            dialled: AtomicU64::new(0),
         })
+    }
+
+    pub(crate) fn counts(&self) -> ConnectionCounts {
+        let kept = self.kept.lock();
+        let shared: usize = kept.hosts.values().map(|host| host.shared.len()).sum();
+        ConnectionCounts {
+            in_use: self.in_use.load(Ordering::Relaxed) + shared,
+            idle: kept.idle.len(),
+            hosts: kept.hosts.len(),
+            requests: kept.hosts.values().map(|host| host.visits).sum(),
+            dialled: self.dialled.load(Ordering::Relaxed),
+        }
     }
 
     pub(crate) fn policy(&self) -> Arc<Policy> {
@@ -236,6 +266,7 @@ impl Visit {
         let kept = &mut *guard;
         let host = kept.hosts.get_mut(&self.key).expect("it is kept while somebody visits");
         let number = share(host, &mut kept.last_number, &connection);
+        self.pool.dialled.fetch_add(1, Ordering::Relaxed);
         drop(guard);
         Lease::new(self, connection, number)
     }
@@ -269,6 +300,9 @@ pub(crate) struct Lease<'a> {
 
 impl Lease<'_> {
     fn new(visit: &Visit, connection: Connection, shared: Option<u64>) -> Lease<'_> {
+        if shared.is_none() {
+            visit.pool.in_use.fetch_add(1, Ordering::Relaxed);
+        }
         Lease { visit, connection: Some(connection), shared, is_good: false }
     }
 
@@ -291,6 +325,9 @@ impl Drop for Lease<'_> {
     fn drop(&mut self) {
         let Some(connection) = self.connection.take() else { return };
         let pool = &self.visit.pool;
+        if self.shared.is_none() {
+            pool.in_use.fetch_sub(1, Ordering::Relaxed);
+        }
         let mut guard = pool.kept.lock();
         let kept = &mut *guard;
         let is_unused = match self.shared {

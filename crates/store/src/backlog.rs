@@ -11,13 +11,20 @@ use posthaste_core::time::Timestamp;
 /// Whose, and how much of it is looked at.
 #[derive(Clone, PartialEq, Debug)]
 pub struct BacklogQuery {
-    pub tenant: Option<TenantId>,
+    pub whose: Whose,
     pub now: Timestamp,
     pub lanes_max: usize,
     /// Of each of its three queues.
     pub rows_per_queue_max: usize,
     /// No further lane is begun once so many have been counted.
     pub rows_max: usize,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub enum Whose {
+    Everybody,
+    Tenant(TenantId),
+    Endpoint(EndpointId),
 }
 
 #[derive(Clone, PartialEq, Default, Debug)]
@@ -43,6 +50,8 @@ pub struct Waiting {
     /// Nothing older of its ordering key is unfinished.
     pub is_head_of_key: bool,
     pub count: u64,
+    /// When the oldest of them happened.
+    pub oldest: Timestamp,
 }
 
 /// What was counted of a lane; and of which the last queue may have more.

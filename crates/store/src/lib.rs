@@ -12,6 +12,7 @@ mod cluster;
 mod columns;
 mod command_document;
 mod commands;
+mod commits;
 mod configuration;
 mod delivering;
 mod document;
@@ -39,9 +40,10 @@ use posthaste_core::id::{DeliveryId, EndpointId, EventId, KeyId, ReplayId, Tenan
 use posthaste_core::scheduler::{Seq, Want};
 use posthaste_core::time::Timestamp;
 
-pub use backlog::{Backlog, BacklogQuery, LaneBacklog, Waiting};
+pub use backlog::{Backlog, BacklogQuery, LaneBacklog, Waiting, Whose};
 pub use cluster::{Claimed, Epoch, HandedOver, LEASE, LeaveAlone, NodeId, PARTITIONS, Partition, partition_of};
 pub use commands::{Asked, COMMAND_MAX, Command, Commanded, Commands};
+pub use commits::Commits;
 pub use configuration::{
     Audit, AuditRow, Change, Configured, EndpointQuery, Key, KeyHash, KeyScope, NewEndpoint, Refusal, SecretText, StoredEndpoint,
     StoredSecret, StoredTenant,

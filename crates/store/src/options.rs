@@ -1,10 +1,11 @@
 //! What the store has to be told.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use posthaste_core::endpoint::Policies;
 
-use crate::Keyring;
+use crate::{Commits, Keyring};
 
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -15,6 +16,8 @@ pub struct Options {
     pub idempotency_keys_kept: Duration,
     /// Bytes that may wait to be written.
     pub commit_queue_bytes_max: usize,
+    /// Counts them; whoever wants to see it keeps a handle.
+    pub commits: Arc<Commits>,
 }
 
 impl Options {
@@ -24,6 +27,7 @@ impl Options {
             policies: Policies::default(),
             idempotency_keys_kept: Duration::from_hours(24),
             commit_queue_bytes_max: 32 * 1024 * 1024,
+            commits: Arc::default(),
         }
     }
 }

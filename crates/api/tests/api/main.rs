@@ -32,6 +32,7 @@ mod endpoints;
 mod events;
 mod generated;
 mod hostile;
+mod metrics;
 mod owner;
 mod portal;
 mod replays;

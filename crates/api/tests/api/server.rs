@@ -7,6 +7,7 @@ use axum::body::{Body, to_bytes};
 use http::{HeaderMap, Request, StatusCode};
 use posthaste_api::Options;
 use posthaste_core::destination::Policy;
+use posthaste_metrics::Metrics;
 use posthaste_store::{DeliveryQuery, DeliveryRow, Keyring, MasterKey, Options as StoreOptions, Postgres, Sqlite, Store};
 use serde_json::Value;
 use tower::ServiceExt;
@@ -58,7 +59,8 @@ impl Answer {
 /// What most tests allow: http, and this machine.
 pub(crate) fn options() -> Options {
     let destinations = Policy { allowed_networks: vec!["127.0.0.0/8".parse().unwrap()], allow_http: true, public_host: None };
-    Options { destinations, calls: None, ..Options::default() }
+    let metrics = Some(Metrics::new(posthaste_metrics::Limits::default(), "test"));
+    Options { destinations, calls: None, metrics, ..Options::default() }
 }
 
 impl Server {

@@ -114,6 +114,36 @@ pub(super) struct Lane {
     /// Where it stands with its tenant.
     pub(super) is_queued: bool,
     pub(super) wakes_at: Option<Timestamp>,
+    /// Since when the store has not answered a read, if one is under way.
+    pub(super) reads_since: Option<Timestamp>,
+    /// When something of it was last begun or ended.
+    pub(super) moved_at: Timestamp,
+    /// The token that it waits for: a wait is counted once.
+    waits_for_token_at: Option<Timestamp>,
+    /// Waits for tokens that nobody has been told of yet.
+    pub(super) token_waits: TokenWaits,
+    /// How long the present quiet time is, and when it ends.
+    quiet_length: Option<(Timestamp, Duration)>,
+}
+
+/// How often somebody had to wait for a token, and how long together.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct TokenWaits {
+    pub count: u64,
+    pub time: Duration,
+}
+
+impl TokenWaits {
+    pub(super) fn add(&mut self, time: Duration) {
+        self.count += 1;
+        self.time += time;
+    }
+
+    pub(super) fn take_from(&mut self, other: &mut TokenWaits) {
+        self.count += other.count;
+        self.time += other.time;
+        *other = TokenWaits::default();
+    }
 }
 
 /// A delivery that was handed out and is not yet recorded.
@@ -121,6 +151,8 @@ pub(super) struct Lane {
 pub(super) struct Flight {
     pub(super) entry: Box<Entry>,
     pub(super) stage: Stage,
+    /// When it was handed out.
+    pub(super) since: Timestamp,
 }
 
 /// A delivery that the owner before may still record, until then.
@@ -184,6 +216,11 @@ impl Lane {
             phase: None,
             is_queued: false,
             wakes_at: None,
+            reads_since: None,
+            moved_at: Timestamp::from_millis(0),
+            waits_for_token_at: None,
+            token_waits: TokenWaits::default(),
+            quiet_length: None,
         }
     }
 
@@ -208,6 +245,36 @@ impl Lane {
             .unwrap_or_else(|| schedule.map_or(Phase::Open { until: None }, |schedule| schedule.at(now)));
         self.phase = Some(phase);
         phase
+    }
+
+    pub(super) fn is_quiet(&mut self, now: Timestamp) -> bool {
+        matches!(self.phase(now), Phase::Quiet { .. })
+    }
+
+    /// How long the quiet time is that is now, to about an hour; `None` if it is not quiet, or if that is not known and
+    /// `looks_left` is used up: each look back costs more than all else that is asked of a lane.
+    pub(super) fn quiet_length(&mut self, now: Timestamp, looks_left: &mut usize) -> Option<Duration> {
+        const STEP: Duration = Duration::from_hours(1);
+        const LOOKS_BACK_MAX: usize = 8 * 24;
+        let Phase::Quiet { until } = self.phase(now) else { return None };
+        let schedule = self.config.schedule.as_ref()?;
+        if let Some((_, length)) = self.quiet_length.filter(|(of, _)| *of == until) {
+            return Some(length);
+        }
+        if *looks_left == 0 {
+            return None;
+        }
+        let mut began = now;
+        for _ in 0..LOOKS_BACK_MAX {
+            *looks_left = looks_left.saturating_sub(1);
+            if !matches!(schedule.at(began), Phase::Quiet { .. }) {
+                break;
+            }
+            began = Timestamp::from_millis(began.as_millis() - i64::try_from(STEP.as_millis()).expect("an hour"));
+        }
+        let length = until.since(began);
+        self.quiet_length = Some((until, length));
+        Some(length)
     }
 
     /// What to do now. `retries_from` is when second and later tries may go, if not now.
@@ -265,6 +332,9 @@ impl Lane {
             let is_free = plant::is(Plant::NoTokenForRetries) && self.window.get(place).attempts > 0;
             if now < ready && !is_free {
                 let ready = if plant::is(Plant::TokensComeLate) { ready + Duration::from_mins(5) } else { ready };
+                if self.waits_for_token_at.replace(ready) != Some(ready) {
+                    self.token_waits.add(ready.since(now));
+                }
                 return Turn::Wait { until: Some(ready) };
             }
         }
@@ -294,7 +364,8 @@ impl Lane {
         let entry = self.window.take(place);
         self.in_flight += 1;
         let delivery = entry.delivery;
-        let flight = Flight { entry, stage: Stage::OnTheWire { is_probe } };
+        let flight = Flight { entry, stage: Stage::OnTheWire { is_probe }, since: now };
+        self.moved_at = now;
         self.flights.insert(delivery, flight);
         &self.flights.get(delivery).expect("just inserted").entry
     }
@@ -303,6 +374,7 @@ impl Lane {
     pub(super) fn finished(&mut self, now: Timestamp, delivery: DeliveryId, outcome: &Outcome) -> Decision {
         let flight = self.flights.get_mut(delivery).expect("in flight until recorded");
         self.in_flight -= 1;
+        self.moved_at = now;
         let attempt = flight.entry.attempts + 1;
         let verdict = judge(now, delivery, attempt, outcome, &self.config.retry);
         let was_probe = flight.stage == Stage::OnTheWire { is_probe: true };
@@ -339,7 +411,7 @@ impl Lane {
 
     /// The record has been committed.
     pub(super) fn recorded(&mut self, delivery: DeliveryId) {
-        let Flight { mut entry, stage } = self.flights.remove(delivery).expect("in flight until recorded");
+        let Flight { mut entry, stage, .. } = self.flights.remove(delivery).expect("in flight until recorded");
         let Stage::Recording { waits_until } = stage else { panic!("{delivery} was recorded before it was answered") };
         if let Some(due) = waits_until {
             entry.due = due;

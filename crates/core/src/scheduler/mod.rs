@@ -13,6 +13,7 @@
 
 mod lane;
 mod line;
+mod survey;
 mod window;
 
 use std::cmp::Reverse;
@@ -31,7 +32,8 @@ use crate::time::Timestamp;
 use lane::{Elsewhere, Flight, Lane, Stage, Turn};
 use window::Window;
 
-pub use lane::{Decision, LaneConfig, LaneMemory};
+pub use lane::{Decision, LaneConfig, LaneMemory, TokenWaits};
+pub use survey::{LaneSurvey, Waiting};
 pub use window::{Class, Entry, Seq, Want};
 
 /// What holds for the whole node.
@@ -95,6 +97,7 @@ pub struct Scheduler {
     wakes: BinaryHeap<Reverse<(Timestamp, Sleeper)>>,
     retry_bucket: Bucket,
     reads: VecDeque<Command>,
+    token_waits: TokenWaits,
 }
 
 /// Looked up three times for every delivery, so it is a hash map; by a fixed hash of the id, and never gone through, so
@@ -164,6 +167,7 @@ impl Scheduler {
             wakes: BinaryHeap::new(),
             retry_bucket: limits.retries.map_or(Bucket::full(), |limit| Bucket::empty(now, limit)),
             reads: VecDeque::new(),
+            token_waits: TokenWaits::default(),
         }
     }
 
@@ -275,6 +279,9 @@ impl Scheduler {
         let Lane { window, flights, elsewhere, .. } = self.lane_mut(number);
         let is_in_flight = |delivery| flights.contains(delivery) || elsewhere.contains_key(&delivery);
         window.refilled(want, rows, more, seen, is_in_flight);
+        if !window.is_being_read() {
+            self.lane_mut(number).reads_since = None;
+        }
         self.enqueue(number);
     }
 
@@ -299,6 +306,7 @@ impl Scheduler {
             if let Some(limit) = tenant.config.rate_limit.filter(|_| !plant::is(Plant::TenantBucketIgnored)) {
                 let ready = tenant.bucket.ready_at(now, limit, 1);
                 if now < ready {
+                    self.token_waits.add(ready.since(now));
                     tenant.wakes_at = Some(ready);
                     self.wakes.push(Reverse((ready, Sleeper::Tenant(tenant_number))));
                     self.leave_ring();
@@ -336,6 +344,9 @@ impl Scheduler {
         }
         let wants = lane.window.wants(limits.low_water);
         let limit = limits.window + lane.flights.len() + lane.elsewhere.len();
+        if !wants.is_empty() {
+            lane.reads_since.get_or_insert(now);
+        }
         self.reads.extend(wants.into_iter().map(|want| Command::Read { endpoint: lane.endpoint, want, limit }));
         if lane.in_flight >= lane.in_flight_max() {
             return None;
@@ -364,11 +375,12 @@ impl Scheduler {
             Turn::End { place, state } => {
                 let entry = lane.window.take(place);
                 let (endpoint, delivery) = (lane.endpoint, entry.delivery);
-                lane.flights.insert(delivery, Flight { entry, stage: Stage::Recording { waits_until: None } });
+                lane.flights.insert(delivery, Flight { entry, stage: Stage::Recording { waits_until: None }, since: now });
                 self.enqueue(number);
                 Some(Command::End { endpoint, delivery, state })
             }
             Turn::Wait { until } => {
+                self.token_waits.take_from(&mut lane.token_waits);
                 self.park(now, number, until);
                 None
             }
@@ -553,6 +565,11 @@ impl Scheduler {
 
     pub fn in_flight(&self) -> u32 {
         self.in_flight
+    }
+
+    /// How often lanes and tenants had to wait for a token.
+    pub fn token_waits(&self) -> TokenWaits {
+        self.token_waits
     }
 
     pub fn lane_count(&self) -> usize {

@@ -633,6 +633,31 @@ impl Window {
         wants
     }
 
+    /// The store has been asked and has not answered.
+    pub(super) fn is_being_read(&self) -> bool {
+        !self.asked.is_empty()
+    }
+
+    /// Everything of *fresh* and *later* that waits is here, and nothing waits under a key.
+    pub(super) fn is_whole(&self) -> bool {
+        let has_keys = self.heads_more
+            || !(self.heads.is_empty()
+                && self.busy_keys.is_empty()
+                && self.heads_wanted.is_empty()
+                && self.keyed_waiting.is_empty());
+        let is_whole = |window: &ClassWindow| {
+            !window.fresh_more && !window.later_more && window.fresh_unread.is_none() && window.later_unread.is_none()
+        };
+        !has_keys && self.classes.iter().flatten().all(|window| is_whole(window))
+    }
+
+    /// Everything that is here.
+    pub(super) fn entries(&self) -> impl Iterator<Item = &Entry> {
+        let classes = self.classes.iter().flatten();
+        let rows = classes.flat_map(|window| window.fresh.iter().chain(window.ripe.iter()).chain(window.later_waiting.iter()));
+        rows.chain(self.keyed_waiting.iter()).map(|(_, entry)| &**entry)
+    }
+
     /// A queue has rows in the store and none here: whatever is here may not be the next to go. The read is under way.
     pub(super) fn is_blind(&self) -> bool {
         let classes = self.classes.iter().flatten().any(|window| {

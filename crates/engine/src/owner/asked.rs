@@ -103,8 +103,9 @@ impl Owner {
         if !still_waits {
             self.bodies.take(seq);
         }
+        let note = self.note_of_end(endpoint, state);
         let recorded = Recorded::Moved { seq, state, audit: audit.map(Box::new) };
-        let after = After::Withdrawn { endpoint, delivery, seq, still_waits, ticket };
+        let after = After::Withdrawn { endpoint, delivery, seq, still_waits, ticket, note };
         self.record_in(partition, endpoint, recorded, None, false, after);
     }
 

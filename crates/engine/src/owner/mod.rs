@@ -16,11 +16,13 @@ mod timeouts;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
+use posthaste_core::delivery::State;
 use posthaste_core::event::Event;
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
 use posthaste_core::plant::{self, Plant};
-use posthaste_core::scheduler::{Command, Scheduler, Seq};
+use posthaste_core::scheduler::{Command, LaneSurvey, Scheduler, Seq, TokenWaits};
 use posthaste_core::time::Timestamp;
+use posthaste_metrics::Note;
 use posthaste_store::{Commanded, Epoch, LaneShown, LaneState, LeaveAlone, Partition, Record, Recorded};
 use tokio::sync::oneshot;
 
@@ -31,6 +33,7 @@ use crate::tally::Tallies;
 use asked::Waiter;
 pub use news::{After, Bodiless, Deed, Errand, Life, Seen, Sending, Ticket, Wake};
 use ownership::{Known, KnownTenant};
+use sending::Sent;
 
 /// How many endpoints are taken up, and bodies read, in one go.
 const AT_ONCE_MAX: usize = 256;
@@ -59,6 +62,8 @@ pub struct Owner {
     /// Under which epoch of a partition what is known of a tenant's tokens was taken over.
     tenants_taken: BTreeMap<(TenantId, Partition), Epoch>,
     taking_up: HashSet<EndpointId>,
+    /// Since when nobody has answered about those.
+    taking_up_since: Option<Timestamp>,
     to_take_up: Vec<EndpointId>,
     bodies: CachedBodies,
     bodiless: Vec<Bodiless>,
@@ -77,6 +82,10 @@ pub struct Owner {
     /// Whoever waits for a test that is under way.
     testers: HashMap<DeliveryId, oneshot::Sender<Commanded>>,
     tallies: Tallies,
+    /// What has happened and is on disk, for whoever counts it.
+    notes: Vec<Note>,
+    /// Of requests that are on their way.
+    sent: HashMap<DeliveryId, Sent>,
     changed: BTreeSet<EndpointId>,
     requests: usize,
     is_stopping: bool,
@@ -97,6 +106,7 @@ impl Owner {
             tenants: BTreeMap::new(),
             tenants_taken: BTreeMap::new(),
             taking_up: HashSet::new(),
+            taking_up_since: None,
             to_take_up: Vec::new(),
             bodies: CachedBodies::new(options.cached_body_bytes_max),
             bodiless: Vec::new(),
@@ -111,6 +121,8 @@ impl Owner {
             tests: HashMap::new(),
             testers: HashMap::new(),
             tallies: Tallies::default(),
+            notes: Vec::new(),
+            sent: HashMap::new(),
             changed: BTreeSet::new(),
             requests: 0,
             is_stopping: false,
@@ -181,6 +193,9 @@ impl Owner {
         }
         let life = self.life;
         let to_take_up = std::mem::take(&mut self.to_take_up);
+        if !to_take_up.is_empty() {
+            self.taking_up_since.get_or_insert(now);
+        }
         self.deeds.extend(to_take_up.chunks(AT_ONCE_MAX).map(|chunk| Deed::TakeUp { life, endpoints: chunk.to_vec() }));
         let bodiless = std::mem::take(&mut self.bodiless);
         self.deeds.extend(bodiless.chunks(AT_ONCE_MAX).map(|chunk| Deed::ReadBodies { life, wanted: chunk.to_vec() }));
@@ -213,7 +228,8 @@ impl Owner {
         self.requests + self.unrecorded
     }
 
-    fn may_start(&self) -> bool {
+    /// Whether something that is due would be sent.
+    pub fn may_start(&self) -> bool {
         !self.is_stopping && self.unrecorded < UNRECORDED_MAX && self.bytes_in_flight < self.options.in_flight_body_bytes_max
     }
 
@@ -240,6 +256,52 @@ impl Owner {
             has_slot: facts.is_none_or(|facts| facts.has_slot),
             in_flight: self.scheduler.deliveries_in_flight(endpoint),
         })
+    }
+
+    /// What has happened since this was last asked. Nothing unless somebody counts it.
+    pub fn take_notes(&mut self) -> Vec<Note> {
+        std::mem::take(&mut self.notes)
+    }
+
+    fn note(&mut self, note: Note) {
+        if self.options.metrics.is_some() {
+            self.notes.push(note);
+        }
+    }
+
+    /// What is counted when a delivery ends without an attempt.
+    fn note_of_end(&self, endpoint: EndpointId, state: State) -> Option<Note> {
+        self.options.metrics.as_ref()?;
+        let tenant = self.known.get(&endpoint)?.tenant.clone();
+        match state {
+            State::Waiting { .. } | State::Delivered { .. } => None,
+            State::Dead { reason, .. } => Some(Note::Dead { tenant, reason }),
+            State::Cancelled { reason, .. } => Some(Note::Cancelled { tenant, reason }),
+        }
+    }
+
+    /// Looks at lanes from this place on, at most so many, and says where to go on.
+    pub fn survey(&mut self, now: Timestamp, from: usize, lanes_max: usize) -> (Vec<LaneSurvey>, Option<usize>) {
+        self.scheduler.survey(now, from, lanes_max)
+    }
+
+    /// Since when the store has not said what endpoints are like that something is to be sent to.
+    pub fn takes_up_since(&self) -> Option<Timestamp> {
+        self.taking_up_since
+    }
+
+    pub fn token_waits(&self) -> TokenWaits {
+        self.scheduler.token_waits()
+    }
+
+    /// Requests that are on their way.
+    pub fn requests(&self) -> usize {
+        self.requests
+    }
+
+    /// Outcomes that wait for their commit.
+    pub fn unrecorded(&self) -> usize {
+        self.unrecorded
     }
 
     /// Counts that are not in the store yet.

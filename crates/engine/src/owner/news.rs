@@ -8,6 +8,7 @@ use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
 use posthaste_core::scheduler::{Seq, Want};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Trigger;
+use posthaste_metrics::Note;
 use posthaste_store::{
     Asked, AttemptRecord, Body, Claimed, Counts, DeliveryRow, Fed, HandedOver, LaneShown, Minute, Overdue, Partition, Record,
     RecordedAs, StatisticsStep, TakenUp, WindowRows,
@@ -191,6 +192,8 @@ pub enum After {
     Flight {
         endpoint: EndpointId,
         delivery: DeliveryId,
+        /// What is counted if it was done.
+        note: Option<Note>,
     },
     /// One that was taken out of its lane to be ended or made due.
     Withdrawn {
@@ -199,6 +202,7 @@ pub enum After {
         seq: Seq,
         still_waits: bool,
         ticket: Option<Ticket>,
+        note: Option<Note>,
     },
     Nothing,
 }

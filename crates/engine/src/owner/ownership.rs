@@ -90,9 +90,10 @@ impl Owner {
     pub(super) fn drop_everything(&mut self, now: Timestamp) {
         let options = self.options.clone();
         let (life, requests, is_stopping) = (self.life + 1, self.requests, self.is_stopping);
-        let tallies = std::mem::take(&mut self.tallies);
+        let (tallies, notes) = (std::mem::take(&mut self.tallies), std::mem::take(&mut self.notes));
         *self = Owner::new(now, options);
-        (self.life, self.requests, self.is_stopping, self.tallies) = (life, requests, is_stopping, tallies);
+        (self.life, self.requests, self.is_stopping) = (life, requests, is_stopping);
+        (self.tallies, self.notes) = (tallies, notes);
     }
 
     pub(super) fn give_up(&mut self, now: Timestamp, partitions: Vec<Partition>) {
@@ -237,6 +238,7 @@ impl Owner {
         for endpoint in asked {
             self.taking_up.remove(endpoint);
         }
+        self.taking_up_since = Some(now).filter(|_| !self.taking_up.is_empty());
         let found_ids: HashSet<EndpointId> = found.iter().map(|taken_up| taken_up.endpoint.endpoint.id).collect();
         for endpoint in asked.iter().filter(|endpoint| !found_ids.contains(endpoint)) {
             for (_, answer) in self.tests.remove(endpoint).unwrap_or_default() {

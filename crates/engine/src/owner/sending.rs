@@ -3,18 +3,27 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use posthaste_core::delivery::{CancelReason, DeadReason, State};
+use posthaste_core::delivery::{CancelReason, DeadReason, State, Verdict};
 use posthaste_core::event::Event;
-use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
+use posthaste_core::id::{DeliveryId, EndpointId, EventId, TenantId};
 use posthaste_core::plant::{self, Plant};
 use posthaste_core::scheduler::{Decision, Entry, LaneMemory, Seq};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Mode;
+use posthaste_metrics::{Attempt, CircuitChange, EndpointStatus, Note};
 use posthaste_store::{AttemptRecord, Body, BodyError, Commanded, LaneState, Partition, Record, Recorded, RecordedAs};
 
 use super::{After, Bodiless, Deed, Errand, Owner, Sending};
 use crate::bodies::weight;
 use crate::tally::is_timeout;
+
+/// What is kept of an event while its request is on its way. Not its payload.
+#[derive(Clone, Debug)]
+pub(super) struct Sent {
+    event: EventId,
+    /// When it could first have been delivered.
+    since: Timestamp,
+}
 
 impl Owner {
     pub(super) fn send(&mut self, now: Timestamp, endpoint: EndpointId, delivery: DeliveryId, is_probe: bool) {
@@ -35,17 +44,22 @@ impl Owner {
         let Bodiless { endpoint, delivery, seq, is_probe } = wanted;
         let number = self.entry(endpoint, delivery).attempts + 1;
         let known = self.known.get(&endpoint).expect("a lane is of a known endpoint");
+        let target = Arc::clone(&known.target);
         let rules = &self.options.timeouts;
         let timeout = if is_probe {
             known.timeout.in_force_for_probe(known.mode, rules)
         } else {
             known.timeout.in_force(known.mode, rules).0
         };
+        if is_probe {
+            self.note(Note::Circuit(CircuitChange::HalfOpen));
+        }
+        let since = event.timing.deliver_at().map_or(made_at(delivery), |deliver_at| deliver_at.max(made_at(delivery)));
+        self.sent.insert(delivery, Sent { event: event.id.clone(), since });
         let bytes = weight(&event);
         self.bytes_in_flight += bytes;
         self.requests += 1;
         let errand = Errand { endpoint, delivery, seq, is_test: false, bytes };
-        let target = Arc::clone(&known.target);
         self.changed.insert(endpoint);
         self.deeds.push(Deed::Send(Box::new(Sending { life: self.life, errand, number, event, target, timeout })));
     }
@@ -91,8 +105,9 @@ impl Owner {
     }
 
     pub(super) fn move_in_flight(&mut self, endpoint: EndpointId, delivery: DeliveryId, seq: Seq, state: State) {
+        let note = self.note_of_end(endpoint, state);
         let recorded = Recorded::Moved { seq, state, audit: None };
-        self.record(endpoint, recorded, None, false, After::Flight { endpoint, delivery });
+        self.record(endpoint, recorded, None, false, After::Flight { endpoint, delivery, note });
     }
 
     pub(super) fn entry(&self, endpoint: EndpointId, delivery: DeliveryId) -> &Entry {
@@ -111,6 +126,7 @@ impl Owner {
             self.testers.remove(&delivery);
             return;
         }
+        self.sent.remove(&delivery);
         self.scheduler.unsendable(now, endpoint, delivery);
         self.scheduler.ended(endpoint, delivery);
         // If the lease is renewed in the last moment, it is still ours.
@@ -132,7 +148,27 @@ impl Owner {
         let decision = self.scheduler.finished(now, endpoint, delivery, &attempt.outcome);
         let memory = self.scheduler.memory(endpoint).expect("a lane stays while something of it is in flight");
         let known = self.known.get_mut(&endpoint).expect("a lane is of a known endpoint");
-        tell(endpoint, &known.tenant, delivery, &attempt, &decision);
+        let entry = self.scheduler.in_flight_entry(endpoint, delivery).expect("in flight until recorded");
+        let sent = self.sent.remove(&delivery);
+        tell(&Told { endpoint, tenant: &known.tenant, delivery, entry, sent: sent.as_ref() }, &attempt, &decision);
+        let note = self.options.metrics.is_some().then(|| {
+            Note::Attempt(Box::new(Attempt {
+                endpoint,
+                tenant: known.tenant.clone(),
+                event_type: entry.event_type.clone(),
+                status: EndpointStatus::of(known.target.stored.endpoint.status.at(now)),
+                number: attempt.number,
+                outcome: attempt.outcome,
+                verdict: decision.verdict,
+                response_time: attempt.response_time,
+                lag: attempt.attempted_at.since(entry.due),
+                age: now.since(sent.map_or(entry.due, |sent| sent.since)),
+                timeout: attempt.timeout,
+            }))
+        });
+        if let Some(transition) = decision.transition.filter(|_| self.options.metrics.is_some()) {
+            self.notes.push(Note::Circuit(CircuitChange::of(transition)));
+        }
         self.tallies.add(endpoint, &known.tenant, &attempt, decision.verdict);
         known.recent.add(now, is_timeout(&attempt.outcome));
         let is_new = differs(&known.written, &memory) && !plant::is(Plant::LaneStateNotWritten);
@@ -147,7 +183,7 @@ impl Owner {
             return;
         }
         let recorded = Recorded::Attempt { seq, attempt, state: decision.verdict.state(now) };
-        self.record(endpoint, recorded, lane, decision.disables_endpoint, After::Flight { endpoint, delivery });
+        self.record(endpoint, recorded, lane, decision.disables_endpoint, After::Flight { endpoint, delivery, note });
     }
 
     pub(super) fn record(
@@ -185,14 +221,16 @@ impl Owner {
                 continue;
             }
             match after {
-                After::Flight { endpoint, delivery } => {
+                After::Flight { endpoint, delivery, note } => {
+                    self.notes.extend(note.filter(|_| *result == RecordedAs::Done));
                     if *result == RecordedAs::NotOwner {
                         tracing::warn!(%delivery, "an attempt was not recorded: somebody else owns its delivery now");
                     }
                     self.scheduler.recorded(endpoint, delivery);
                     self.changed.insert(endpoint);
                 }
-                After::Withdrawn { endpoint, delivery, seq, still_waits, ticket } => {
+                After::Withdrawn { endpoint, delivery, seq, still_waits, ticket, note } => {
+                    self.notes.extend(note.filter(|_| *result == RecordedAs::Done));
                     // A read that looked before the commit may bring it back: it is told apart from now on.
                     let _ = self.scheduler.withdraw(endpoint, delivery, seq);
                     let came_back = self.withdrawn.remove(&seq).unwrap_or_default();
@@ -210,19 +248,54 @@ impl Owner {
     }
 }
 
+/// Ids of deliveries begin with when they were made.
+fn made_at(delivery: DeliveryId) -> Timestamp {
+    Timestamp::from_millis(i64::try_from(delivery.as_u128() >> 80).expect("48 bits"))
+}
+
 /// Whether there is something that has to survive a crash. The bucket does not: after one nobody knows what was spent.
 fn differs(written: &LaneMemory, memory: &LaneMemory) -> bool {
     let lasting = |memory: &LaneMemory| (memory.breaker, memory.health, memory.held_until, memory.slow_start);
     lasting(written) != lasting(memory)
 }
 
-/// One line for every attempt.
-fn tell(endpoint: EndpointId, tenant: &TenantId, delivery: DeliveryId, attempt: &AttemptRecord, decision: &Decision) {
-    tracing::info!(
-        %delivery, %endpoint, %tenant, attempt = attempt.number, outcome = ?attempt.outcome,
-        response_time_ms = attempt.response_time.as_millis(), timeout_ms = attempt.timeout.as_millis(),
-        verdict = ?decision.verdict, "webhook_delivery_attempt"
-    );
+/// Whose attempt it was.
+struct Told<'a> {
+    endpoint: EndpointId,
+    tenant: &'a TenantId,
+    delivery: DeliveryId,
+    entry: &'a Entry,
+    sent: Option<&'a Sent>,
+}
+
+/// One line for every attempt, and one for what it has changed. No payloads, and of an answer only its status.
+fn tell(told: &Told<'_>, attempt: &AttemptRecord, decision: &Decision) {
+    let Told { endpoint, tenant, delivery, entry, sent } = told;
+    macro_rules! line {
+        ($level:ident) => {
+            tracing::$level!(
+                %delivery,
+                event = sent.map(|sent| sent.event.as_str()),
+                %endpoint,
+                %tenant,
+                event_type = entry.event_type.as_str(),
+                attempt = attempt.number,
+                success = decision.verdict == Verdict::Delivered,
+                outcome = attempt.outcome.name(),
+                status_code = attempt.outcome.status_code(),
+                latency_ms = attempt.response_time.as_millis(),
+                timeout_ms = attempt.timeout.as_millis(),
+                error = attempt.error.as_deref(),
+                next_attempt_at = decision.verdict.retry_at().map(Timestamp::to_rfc3339),
+                dead_reason = dead_reason(decision.verdict),
+                "webhook_delivery_attempt"
+            )
+        };
+    }
+    match decision.verdict {
+        Verdict::Delivered => line!(info),
+        Verdict::RetryAt(_) | Verdict::Dead(_) => line!(warn),
+    }
     if let Some(transition) = decision.transition {
         tracing::warn!(%endpoint, %tenant, ?transition, "circuit_changed");
     }
@@ -231,5 +304,12 @@ fn tell(endpoint: EndpointId, tenant: &TenantId, delivery: DeliveryId, attempt: 
     }
     if decision.disables_endpoint {
         tracing::warn!(%endpoint, %tenant, "endpoint_disabled");
+    }
+}
+
+fn dead_reason(verdict: Verdict) -> Option<&'static str> {
+    match verdict {
+        Verdict::Dead(reason) => Some(reason.name()),
+        Verdict::Delivered | Verdict::RetryAt(_) => None,
     }
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 use posthaste_core::circuit::Breaker;
 use posthaste_core::id::EndpointId;
 use posthaste_core::time::Timestamp;
-use posthaste_core::timeout::{Evidence, Tally, Trigger};
+use posthaste_core::timeout::{Adaptive, Evidence, Tally, Trigger};
+use posthaste_metrics::Note;
 use posthaste_store::{Counts, LaneState, Recorded};
 
 use super::{After, Deed, Owner, Seen};
@@ -52,6 +53,11 @@ impl Owner {
         }
         if known.timeout == before {
             return;
+        }
+        let in_force = |timeout: &Adaptive| timeout.in_force(known.mode, &self.options.timeouts).0;
+        let (was, is) = (in_force(&before), in_force(&known.timeout));
+        if was != is && self.options.metrics.is_some() {
+            self.notes.push(Note::Timeout { endpoint, tenant: known.tenant.clone(), timeout: is, is_shorter: is < was });
         }
         let memory = self.scheduler.memory(endpoint).unwrap_or_default();
         known.written = memory;

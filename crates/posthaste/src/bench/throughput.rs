@@ -30,6 +30,9 @@ pub(crate) struct Course {
     /// How large the payload of an event is
     #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u32).range(30..=1_000_000))]
     payload_bytes: u32,
+    /// Count nothing, to see what counting costs
+    #[arg(long, hide = true)]
+    metrics_off: bool,
 }
 
 const TENANTS: [&str; 16] = ["t0", "t1", "t2", "t3", "t4", "t5", "t6", "t7", "t8", "t9", "t10", "t11", "t12", "t13", "t14", "t15"];
@@ -46,7 +49,7 @@ pub(super) fn run(course: &Course) -> anyhow::Result<Report> {
     // First what the machine can do, so that both find it in the same state: idle.
     let raw = raw::measure(course)?;
     let loading = load_runtime()?;
-    let bed = Bed::new()?;
+    let bed = Bed::with(|settings| settings.metrics = !course.metrics_off)?;
     let ours = {
         let (sink, receiver) = loading.block_on(sink(course))?;
         let (server, key) = (bed.server.address, bed.server.admin_key.0.clone());
@@ -109,15 +112,18 @@ fn report(course: &Course, ours: &Run, raw: &Run) -> Report {
     page.push_str("\nThe raw forwarder answers and passes on; it stores nothing, signs nothing and tries once.\n");
     let json = json!({
         "bench": "throughput", "events": course.events, "connections": course.connections, "endpoints": course.endpoints,
-        "payload_bytes": course.payload_bytes, "posthaste": values(ours), "raw": values(raw), "ratio_to_raw": number(ratio),
+        "payload_bytes": course.payload_bytes, "metrics": !course.metrics_off, "posthaste": values(ours), "raw": values(raw), "ratio_to_raw": number(ratio),
     });
     Report { page, json }
 }
 
 impl Course {
     pub(super) fn told(&self) -> String {
-        let Course { events, payload_bytes, connections, endpoints } = self;
-        format!("{events} events of {payload_bytes} bytes, {connections} connections, {endpoints} endpoints, all on this machine")
+        let Course { events, payload_bytes, connections, endpoints, metrics_off } = self;
+        format!(
+            "{events} events of {payload_bytes} bytes, {connections} connections, {endpoints} endpoints{}, all on this machine",
+            if *metrics_off { ", metrics off" } else { "" }
+        )
     }
 }
 

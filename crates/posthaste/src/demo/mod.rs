@@ -60,7 +60,7 @@ pub(crate) async fn run(demo: &Demo) -> anyhow::Result<()> {
     settings.data_dir = scratch.path().to_owned();
     settings.allow_networks = vec!["127.0.0.0/8".parse().context("our own network")?];
     settings.allow_http = true;
-    let server = Server::start(&settings).await?;
+    let server = Server::start(&settings, None).await?;
     let shown = tokio::select! {
         shown = show(&scratch, &server, View::new(is_terminal), span) => shown,
         _ = tokio::signal::ctrl_c() => {

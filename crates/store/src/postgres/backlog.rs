@@ -7,7 +7,7 @@ use super::connection::{Connection, Problem};
 use super::{Database, row};
 use crate::backlog::is_cut_off;
 use crate::columns::{class, limit, unsigned};
-use crate::{Backlog, BacklogQuery, Error, LaneBacklog, Waiting};
+use crate::{Backlog, BacklogQuery, Error, LaneBacklog, Waiting, Whose};
 
 /// So many lanes are counted by one statement: few enough that the bound on rows is kept to, many enough to be quick.
 const LANES_AT_ONCE: usize = 16;
@@ -15,8 +15,9 @@ const LANES_AT_ONCE: usize = 16;
 impl Database {
     pub(super) async fn backlog(&self, query: BacklogQuery) -> Result<Backlog, Error> {
         let query = &query;
-        let mut endpoints = match &query.tenant {
-            Some(tenant) => {
+        let mut endpoints = match &query.whose {
+            Whose::Endpoint(endpoint) => vec![*endpoint],
+            Whose::Tenant(tenant) => {
                 let wanted = limit(query.lanes_max.saturating_add(1));
                 self.read(|connection| async move {
                     let rows = connection.query(SELECT_OF_TENANT, &[&tenant.as_str(), &wanted]).await?;
@@ -24,7 +25,7 @@ impl Database {
                 })
                 .await?
             }
-            None => self.work(None, query.lanes_max.saturating_add(1)).await?,
+            Whose::Everybody => self.work(None, query.lanes_max.saturating_add(1)).await?,
         };
         let mut backlog = Backlog { lanes: vec![], is_whole: endpoints.len() <= query.lanes_max };
         endpoints.truncate(query.lanes_max);
@@ -64,6 +65,7 @@ fn read(row: &Row) -> Result<(EndpointId, Waiting), Error> {
         is_tried: row::column(row, "is_tried")?,
         is_head_of_key: row::column(row, "is_head")?,
         count: unsigned(row::column(row, "n")?),
+        oldest: row::timestamp(row, "oldest")?,
     };
     Ok((EndpointId::from_bytes(row::bytes(row, "endpoint")?), alike))
 }
@@ -71,16 +73,18 @@ fn read(row: &Row) -> Result<(EndpointId, Waiting), Error> {
 /// Deleted ones too, until what waits there is cancelled.
 const SELECT_OF_TENANT: &str = "SELECT id FROM endpoints WHERE tenant = $1 ORDER BY id DESC LIMIT $2";
 /// Each queue by its own index. What is fresh has no time of its own and was not tried, so that its index says it all.
-const SELECT_WAITING: &str = "SELECT lane.endpoint, q.class, q.is_due, q.is_tried, q.is_head, count(*) AS n
+const SELECT_WAITING: &str = "SELECT lane.endpoint, q.class, q.is_due, q.is_tried, q.is_head, count(*) AS n,
+            min(q.timestamp_ms) AS oldest
      FROM unnest($1::bytea[]) AS lane (endpoint) CROSS JOIN LATERAL (
-       (SELECT d.class, true AS is_due, false AS is_tried, true AS is_head FROM deliveries d
+       (SELECT d.class, true AS is_due, false AS is_tried, true AS is_head, d.timestamp_ms FROM deliveries d
          WHERE d.endpoint = lane.endpoint AND d.status = 'waiting' AND NOT d.is_later AND d.ordering_key IS NULL LIMIT $3)
        UNION ALL
-       (SELECT d.class, d.due_at_ms <= $2, d.attempts > 0, true FROM deliveries d
+       (SELECT d.class, d.due_at_ms <= $2, d.attempts > 0, true, d.timestamp_ms FROM deliveries d
          WHERE d.endpoint = lane.endpoint AND d.status = 'waiting' AND d.is_later AND d.ordering_key IS NULL LIMIT $3)
        UNION ALL
-       SELECT k.class, k.due_at_ms <= $2, k.attempts > 0, row_number() OVER (PARTITION BY k.ordering_key ORDER BY k.seq) = 1
-       FROM (SELECT d.class, d.due_at_ms, d.attempts, d.ordering_key, d.seq FROM deliveries d
+       SELECT k.class, k.due_at_ms <= $2, k.attempts > 0, row_number() OVER (PARTITION BY k.ordering_key ORDER BY k.seq) = 1,
+              k.timestamp_ms
+       FROM (SELECT d.class, d.due_at_ms, d.attempts, d.ordering_key, d.seq, d.timestamp_ms FROM deliveries d
          WHERE d.endpoint = lane.endpoint AND d.status = 'waiting' AND d.ordering_key IS NOT NULL
          ORDER BY d.ordering_key, d.seq LIMIT $3) k) q
      GROUP BY lane.endpoint, q.class, q.is_due, q.is_tried, q.is_head

@@ -14,7 +14,7 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::JoinHandle;
 
 use super::connection::{Problem, Remedy};
-use crate::Error;
+use crate::{Commits, Error};
 
 /// Enough to make a flush cheap, few enough that nobody waits long.
 const GROUP_CALLERS_MAX: usize = 512;
@@ -58,7 +58,7 @@ struct Job<W: Writing> {
 impl<W: Writing> Committer<W> {
     /// As many tasks as there may be commits in flight. They end when everything that waits is written and nobody can send
     /// any more.
-    pub(super) fn start(writing: &Arc<W>, tasks: usize, waiting_bytes_max: usize) -> Committer<W> {
+    pub(super) fn start(writing: &Arc<W>, tasks: usize, waiting_bytes_max: usize, commits: &Arc<Commits>) -> Committer<W> {
         let (queue, inbox) = mpsc::unbounded_channel();
         let waiting_bytes = Arc::new(AtomicUsize::new(0));
         let shared = Arc::new(Queue {
@@ -67,6 +67,7 @@ impl<W: Writing> Committer<W> {
             in_flight: AtomicUsize::new(0),
             has_landed: Notify::new(),
             last: Mutex::new((0, Duration::ZERO)),
+            commits: Arc::clone(commits),
         });
         let tasks = (0..tasks).map(|_| tokio::spawn(run(Arc::clone(writing), Arc::clone(&shared)))).collect();
         Committer { queue: Mutex::new(Some(queue)), waiting_bytes, waiting_bytes_max, tasks: Mutex::new(tasks) }
@@ -116,6 +117,7 @@ struct Queue<W: Writing> {
     has_landed: Notify,
     /// How many callers the last group had, and how long it took.
     last: Mutex<(usize, Duration)>,
+    commits: Arc<Commits>,
 }
 
 /// Where one caller waits for its answer.
@@ -215,25 +217,39 @@ async fn run<W: Writing>(writing: Arc<W>, queue: Arc<Queue<W>>) {
             }
         };
         if !calls.is_empty() {
-            write_or_halve(writing.as_ref(), &mut calls, &mut answer).await;
+            let (callers, began_at) = (calls.len(), Instant::now());
+            let is_written = write_or_halve(writing.as_ref(), &mut calls, &mut answer).await;
+            queue.commits.group(callers, began_at.elapsed(), is_written);
         }
     }
 }
 
-async fn write_or_halve<W: Writing>(writing: &W, calls: &mut [W::Call], answer: &mut impl FnMut(usize, Result<W::Answer, Error>)) {
+/// Answers whether all of them could be written.
+async fn write_or_halve<W: Writing>(
+    writing: &W,
+    calls: &mut [W::Call],
+    answer: &mut impl FnMut(usize, Result<W::Answer, Error>),
+) -> bool {
+    let mut is_written = true;
     let all = 0..calls.len();
     let mut rest: Vec<Range<usize>> = vec![all];
     while let Some(range) = rest.pop() {
         match writing.write(&mut calls[range.clone()]).await {
-            Ok(written) => range.zip(written).for_each(|(place, one)| answer(place, Ok(one))),
+            Ok(written) => {
+                range.zip(written).for_each(|(place, one)| answer(place, Ok(one)));
+            }
             Err(problem) if problem.remedy() == Remedy::LeaveItOut && range.len() > 1 => {
                 let middle = range.start + range.len() / 2;
                 // The first half first.
                 rest.push(middle..range.end);
                 rest.push(range.start..middle);
             }
-            Err(problem) if range.len() == 1 => answer(range.start, Err(problem.into())),
+            Err(problem) if range.len() == 1 => {
+                is_written = false;
+                answer(range.start, Err(problem.into()));
+            }
             Err(problem) => {
+                is_written = false;
                 let why = match Error::from(problem) {
                     Error::Unknown => {
                         range.for_each(|place| answer(place, Err(Error::Unknown)));
@@ -248,6 +264,7 @@ async fn write_or_halve<W: Writing>(writing: &W, calls: &mut [W::Call], answer: 
             }
         }
     }
+    is_written
 }
 
 #[cfg(test)]
@@ -277,7 +294,7 @@ mod tests {
     #[tokio::test]
     async fn callers_that_arrive_during_a_commit_share_the_next_one_and_get_their_own_answers() {
         let numbers = Arc::new(Numbers { groups: Mutex::default() });
-        let committer = Arc::new(Committer::start(&numbers, 1, 1_000));
+        let committer = Arc::new(Committer::start(&numbers, 1, 1_000, &Arc::default()));
         let calls: Vec<_> = (0..20)
             .map(|number| {
                 let committer = Arc::clone(&committer);
@@ -295,7 +312,7 @@ mod tests {
     #[tokio::test]
     async fn what_waits_is_bounded() {
         let numbers = Arc::new(Numbers { groups: Mutex::default() });
-        let committer = Committer::start(&numbers, 1, 10);
+        let committer = Committer::start(&numbers, 1, 10, &Arc::default());
         // The first is being written, the second waits, and there is no room for a third.
         let third = async {
             tokio::time::sleep(Duration::from_millis(2)).await;

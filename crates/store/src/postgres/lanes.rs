@@ -121,7 +121,6 @@ impl Postgres {
     }
 }
 
-/// The smallest of the three queues' next ones, and so on.
 const SELECT_WORK: &str = "WITH RECURSIVE found (endpoint) AS (
        SELECT least(
          (SELECT d.endpoint FROM deliveries d WHERE d.endpoint > $1::bytea AND d.status = 'waiting' AND NOT d.is_later

@@ -110,8 +110,8 @@ impl Postgres {
         let publishing = Arc::new(Publishing(Arc::clone(&database)));
         let recording = Arc::new(Recording(Arc::clone(&database)));
         Ok(Postgres(Arc::new(Inner {
-            publishing: Committer::start(&publishing, PUBLISHING_TASKS, waiting_bytes_max),
-            recording: Committer::start(&recording, RECORDING_TASKS, waiting_bytes_max),
+            publishing: Committer::start(&publishing, PUBLISHING_TASKS, waiting_bytes_max, &database.options.commits),
+            recording: Committer::start(&recording, RECORDING_TASKS, waiting_bytes_max, &database.options.commits),
             database,
         })))
     }

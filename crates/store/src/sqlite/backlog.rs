@@ -6,7 +6,7 @@ use rusqlite::{Connection, named_params, params};
 use super::{Sqlite, lanes, row};
 use crate::backlog::is_cut_off;
 use crate::columns::{class, limit, unsigned};
-use crate::{Backlog, BacklogQuery, Error, LaneBacklog, Waiting};
+use crate::{Backlog, BacklogQuery, Error, LaneBacklog, Waiting, Whose};
 
 impl Sqlite {
     pub(super) async fn backlog(&self, query: BacklogQuery) -> Result<Backlog, Error> {
@@ -15,9 +15,10 @@ impl Sqlite {
 }
 
 fn backlog(connection: &Connection, query: &BacklogQuery) -> Result<Backlog, Error> {
-    let mut endpoints = match &query.tenant {
-        Some(tenant) => of_tenant(connection, tenant, query.lanes_max)?,
-        None => lanes::with_work(connection, None, query.lanes_max.saturating_add(1))?,
+    let mut endpoints = match &query.whose {
+        Whose::Endpoint(endpoint) => vec![*endpoint],
+        Whose::Tenant(tenant) => of_tenant(connection, tenant, query.lanes_max)?,
+        Whose::Everybody => lanes::with_work(connection, None, query.lanes_max.saturating_add(1))?,
     };
     let mut backlog = Backlog { lanes: vec![], is_whole: endpoints.len() <= query.lanes_max };
     endpoints.truncate(query.lanes_max);
@@ -40,6 +41,7 @@ fn backlog(connection: &Connection, query: &BacklogQuery) -> Result<Backlog, Err
                 is_tried: row::column(row, "is_tried")?,
                 is_head_of_key: row::column(row, "is_head")?,
                 count: unsigned(row::column(row, "n")?),
+                oldest: row::timestamp(row, "oldest")?,
             })
         })?;
         counted += waiting.iter().map(|alike| alike.count).sum::<u64>();
@@ -59,14 +61,14 @@ fn of_tenant(connection: &Connection, tenant: &TenantId, lanes_max: usize) -> Re
 }
 
 /// Each queue by its own index. What is fresh has no time of its own and was not tried, so that its index says it all.
-const SELECT_WAITING: &str = "SELECT class, is_due, is_tried, is_head, count(*) AS n FROM (
-       SELECT * FROM (SELECT class, 1 AS is_due, 0 AS is_tried, 1 AS is_head FROM deliveries INDEXED BY deliveries_fresh
+const SELECT_WAITING: &str = "SELECT class, is_due, is_tried, is_head, count(*) AS n, min(timestamp_ms) AS oldest FROM (
+       SELECT * FROM (SELECT class, 1 AS is_due, 0 AS is_tried, 1 AS is_head, timestamp_ms FROM deliveries INDEXED BY deliveries_fresh
          WHERE endpoint = :endpoint AND status = 'waiting' AND is_later = 0 AND ordering_key IS NULL LIMIT :rows)
        UNION ALL
-       SELECT * FROM (SELECT class, due_at_ms <= :now, attempts > 0, 1 FROM deliveries INDEXED BY deliveries_later
+       SELECT * FROM (SELECT class, due_at_ms <= :now, attempts > 0, 1, timestamp_ms FROM deliveries INDEXED BY deliveries_later
          WHERE endpoint = :endpoint AND status = 'waiting' AND is_later = 1 AND ordering_key IS NULL LIMIT :rows)
        UNION ALL
-       SELECT class, due_at_ms <= :now, attempts > 0, row_number() OVER (PARTITION BY ordering_key ORDER BY seq) = 1
-       FROM (SELECT class, due_at_ms, attempts, ordering_key, seq FROM deliveries INDEXED BY deliveries_keyed
+       SELECT class, due_at_ms <= :now, attempts > 0, row_number() OVER (PARTITION BY ordering_key ORDER BY seq) = 1, timestamp_ms
+       FROM (SELECT class, due_at_ms, attempts, ordering_key, seq, timestamp_ms FROM deliveries INDEXED BY deliveries_keyed
          WHERE endpoint = :endpoint AND status = 'waiting' AND ordering_key IS NOT NULL ORDER BY ordering_key, seq LIMIT :rows))
      GROUP BY class, is_due, is_tried, is_head ORDER BY class, is_due, is_tried, is_head";

@@ -79,6 +79,7 @@ impl Sqlite {
                 epoch: opened.epoch,
                 feeder: Arc::clone(&feeder),
                 waiting_bytes_max: options.commit_queue_bytes_max,
+                commits: Arc::clone(&options.commits),
             },
         );
         Ok(Sqlite(Arc::new(Inner {

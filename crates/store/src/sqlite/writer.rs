@@ -24,7 +24,7 @@ use tokio::sync::oneshot;
 use super::{file, routing};
 use crate::feed::{Fed, Feeder};
 use crate::routing::Versions;
-use crate::{Epoch, Error};
+use crate::{Commits, Epoch, Error};
 
 /// Enough to make a flush cheap, few enough that nobody waits long.
 const GROUP_CALLERS_MAX: usize = 512;
@@ -138,6 +138,7 @@ pub(super) struct Surroundings {
     pub(super) epoch: Epoch,
     pub(super) feeder: Arc<Feeder>,
     pub(super) waiting_bytes_max: usize,
+    pub(super) commits: Arc<Commits>,
 }
 
 impl Writer {
@@ -220,10 +221,13 @@ impl Loop {
                 next = if has_room { inbox.try_recv().ok() } else { None };
             }
             if !group.is_empty() {
+                let (callers, began_at) = (group.len(), Instant::now());
                 let became = match self.write_group(&mut group, inbox) {
                     Ok(()) => Became::Committed,
                     Err(why) => Became::Nothing(why),
                 };
+                let is_written = matches!(became, Became::Committed);
+                self.surroundings.commits.group(callers, began_at.elapsed(), is_written);
                 for job in group {
                     job.answer(became.clone());
                 }

@@ -2,6 +2,7 @@
 
 use posthaste_core::delivery::State;
 use posthaste_core::event::Timing;
+use posthaste_core::id::EndpointId;
 use posthaste_core::scheduler::Class;
 use posthaste_store::*;
 
@@ -14,18 +15,23 @@ crate::conform! {
 
 fn query(world: &World) -> BacklogQuery {
     let now = later(world.store.now(), 1);
-    BacklogQuery { tenant: None, now, lanes_max: 10, rows_per_queue_max: 100, rows_max: 1000 }
+    BacklogQuery { whose: Whose::Everybody, now, lanes_max: 10, rows_per_queue_max: 100, rows_max: 1000 }
 }
 
-fn alike(is_due: bool, is_tried: bool, is_head_of_key: bool, count: u64) -> Waiting {
-    Waiting { class: Class::Exempt, is_due, is_tried, is_head_of_key, count }
+/// Whether it is due, was tried, and is the head of its key; and how many.
+type Alike = (bool, bool, bool, u64);
+
+fn told(lane: &LaneBacklog) -> (EndpointId, Vec<Alike>) {
+    assert!(lane.waiting.iter().all(|alike| alike.class == Class::Exempt), "{lane:?}");
+    (lane.endpoint, lane.waiting.iter().map(|alike| (alike.is_due, alike.is_tried, alike.is_head_of_key, alike.count)).collect())
 }
 
 async fn what_waits_is_told_apart_by_what_decides_why(world: World) {
     assert_eq!(world.store.backlog(query(&world)).await.unwrap(), Backlog { lanes: vec![], is_whole: true });
     let endpoint = world.endpoint("acme").await;
     let other = world.endpoint("globex").await;
-    for _ in 0..3 {
+    let first = world.delivery("acme").await;
+    for _ in 0..2 {
         world.delivery("acme").await;
     }
     world.delivery("globex").await;
@@ -43,13 +49,17 @@ async fn what_waits_is_told_apart_by_what_decides_why(world: World) {
         world.delivery_of(event).await;
     }
     let of_acme =
-        vec![alike(false, false, true, 1), alike(false, true, true, 1), alike(true, false, false, 2), alike(true, false, true, 4)];
-    let backlog = world.store.backlog(BacklogQuery { tenant: Some(endpoint.tenant.clone()), ..query(&world) }).await.unwrap();
-    assert_eq!(backlog, Backlog { lanes: vec![LaneBacklog { endpoint: endpoint.id, waiting: of_acme.clone() }], is_whole: true });
+        (endpoint.id, vec![(false, false, true, 1), (false, true, true, 1), (true, false, false, 2), (true, false, true, 4)]);
+    for whose in [Whose::Tenant(endpoint.tenant.clone()), Whose::Endpoint(endpoint.id)] {
+        let backlog = world.store.backlog(BacklogQuery { whose, ..query(&world) }).await.unwrap();
+        assert_eq!(backlog.lanes.iter().map(told).collect::<Vec<_>>(), std::slice::from_ref(&of_acme));
+        assert!(backlog.is_whole);
+        let due = backlog.lanes[0].waiting.last().unwrap();
+        assert_eq!(due.oldest, first.timestamp, "the oldest of those that are alike");
+    }
     let mut all = world.store.backlog(query(&world)).await.unwrap();
     all.lanes.sort_by_key(|lane| lane.endpoint != endpoint.id);
-    let of_globex = LaneBacklog { endpoint: other.id, waiting: vec![alike(true, false, true, 1)] };
-    assert_eq!(all.lanes, [LaneBacklog { endpoint: endpoint.id, waiting: of_acme }, of_globex]);
+    assert_eq!(all.lanes.iter().map(told).collect::<Vec<_>>(), [of_acme, (other.id, vec![(true, false, true, 1)])]);
 }
 
 async fn a_backlog_that_is_too_large_is_counted_in_part_and_says_so(world: World) {
@@ -67,6 +77,6 @@ async fn a_backlog_that_is_too_large_is_counted_in_part_and_says_so(world: World
     assert_eq!((few.lanes.len(), few.is_whole), (2, false));
     let acme = whole.lanes[0].endpoint;
     let tenant = world.store.endpoint(acme).await.unwrap().unwrap().endpoint.tenant;
-    let few = world.store.backlog(BacklogQuery { tenant: Some(tenant), lanes_max: 2, ..query(&world) }).await.unwrap();
+    let few = world.store.backlog(BacklogQuery { whose: Whose::Tenant(tenant), lanes_max: 2, ..query(&world) }).await.unwrap();
     assert_eq!((few.lanes.len(), few.is_whole), (2, false));
 }

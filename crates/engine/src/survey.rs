@@ -1,0 +1,432 @@
+//! Looks over the backlog, a few lanes at a time: what waits and why, how old it is, and whether something is stuck.
+//!
+//! What is in memory is counted there. Of lanes whose backlog does not fit, the rest is counted in the store, beside the loop,
+//! now and then, and never so often that it costs more than a twentieth of the time.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use posthaste_core::admission::{HoldReason, RowFacts};
+use posthaste_core::id::EndpointId;
+use posthaste_core::scheduler::{Class, LaneSurvey, Waiting};
+use posthaste_core::time::Timestamp;
+use posthaste_metrics::{BacklogGauges, Held, Metrics, Trouble};
+use posthaste_store::{BacklogQuery, Store, Waiting as Alike, Whose};
+
+use crate::owner::Owner;
+
+pub(crate) const SURVEYED_EVERY: Duration = Duration::from_millis(50);
+/// A millisecond's worth, mostly.
+const LANES_AT_ONCE_MAX: usize = 500;
+/// What others see is at most so old, and as much older as a look over all lanes takes.
+const ROUND_EVERY: Duration = Duration::from_secs(1);
+const COUNTED_EVERY: Duration = Duration::from_secs(10);
+const ROWS_COUNTED_MAX: usize = 200_000;
+/// After a count of some length, so many times as long is nothing counted.
+const REST_FACTOR: u32 = 20;
+/// Whoever could have gone for so long, and did not, is stuck.
+const STUCK_AFTER: Duration = Duration::from_secs(8);
+/// An expected hold is never shorter: clocks, commits and looks take their time, too.
+const EXPECTED_MIN: Duration = Duration::from_mins(1);
+
+/// What was counted in the store, and for whom it is to be counted.
+#[derive(Debug, Default)]
+pub(crate) struct Stored {
+    wanted: Mutex<Vec<EndpointId>>,
+    counted: Mutex<HashMap<EndpointId, Vec<Alike>>>,
+}
+
+/// Counts for those that want it, for ever.
+pub(crate) async fn count_in_store(store: Arc<dyn Store>, stored: Arc<Stored>) {
+    loop {
+        let began = Instant::now();
+        let wanted = stored.wanted.lock().clone();
+        let still: HashSet<EndpointId> = wanted.iter().copied().collect();
+        stored.counted.lock().retain(|endpoint, _| still.contains(endpoint));
+        for endpoint in wanted {
+            let one_began = Instant::now();
+            let query = BacklogQuery {
+                whose: Whose::Endpoint(endpoint),
+                now: store.now(),
+                lanes_max: 1,
+                rows_per_queue_max: ROWS_COUNTED_MAX,
+                rows_max: usize::MAX,
+            };
+            match store.backlog(query).await {
+                Ok(found) => {
+                    let rows = found.lanes.into_iter().next().map_or_else(Vec::new, |lane| lane.waiting);
+                    stored.counted.lock().insert(endpoint, rows);
+                }
+                // What was counted before stands until it can be counted again.
+                Err(error) => tracing::debug!(%endpoint, %error, "a backlog could not be counted"),
+            }
+            tokio::time::sleep(one_began.elapsed() * REST_FACTOR).await;
+        }
+        tokio::time::sleep(COUNTED_EVERY.saturating_sub(began.elapsed())).await;
+    }
+}
+
+pub(crate) struct Surveyor {
+    metrics: Metrics,
+    stored: Arc<Stored>,
+    request_max: Duration,
+    /// Where the look that is under way goes on.
+    from: usize,
+    round: Round,
+    next_round_at: Instant,
+    /// How long the longest queue of a lane that waits for tokens was expected to take since it began to wait.
+    draining: HashMap<EndpointId, Duration>,
+    trouble: Option<Trouble>,
+}
+
+#[derive(Default)]
+struct Round {
+    gauges: BacklogGauges,
+    partial: Vec<EndpointId>,
+    draining: HashMap<EndpointId, Duration>,
+    trouble: Option<Trouble>,
+}
+
+impl Surveyor {
+    pub(crate) fn new(metrics: Metrics, request_max: Duration) -> Surveyor {
+        Surveyor {
+            metrics,
+            stored: Arc::default(),
+            request_max,
+            from: 0,
+            round: Round::default(),
+            next_round_at: Instant::now(),
+            draining: HashMap::new(),
+            trouble: None,
+        }
+    }
+
+    pub(crate) fn stored(&self) -> Arc<Stored> {
+        Arc::clone(&self.stored)
+    }
+
+    /// Looks at some more lanes.
+    pub(crate) fn step(&mut self, now: Timestamp, owner: &mut Owner) {
+        if self.from == 0 && Instant::now() < self.next_round_at {
+            return;
+        }
+        let (lanes, next) = owner.survey(now, self.from, LANES_AT_ONCE_MAX);
+        let may_start = owner.may_start();
+        for lane in &lanes {
+            self.look_at(now, lane, may_start);
+        }
+        self.from = next.unwrap_or(0);
+        if next.is_none() {
+            self.next_round_at = Instant::now() + ROUND_EVERY;
+            self.end_round(now, owner);
+        }
+    }
+
+    fn look_at(&mut self, now: Timestamp, lane: &LaneSurvey, may_start: bool) {
+        let (mut held, mut pending) = (lane.held, lane.pending);
+        if lane.is_partial {
+            self.round.partial.push(lane.endpoint);
+            if let Some(rows) = self.stored.counted.lock().get(&lane.endpoint) {
+                (held, pending) = counted(lane, rows);
+            }
+        }
+        let gauges = &mut self.round.gauges;
+        gauges.lanes += 1;
+        gauges.lanes_counted_in_store += u64::from(lane.is_partial);
+        gauges.in_flight += lane.in_flight;
+        gauges.pending += pending.count;
+        gauges.oldest_due = gauges.oldest_due.max(lane.due_since.map(|due| now.since(due)));
+        let mut expected = lane.expected;
+        let limited = held[HoldReason::RateLimited as usize];
+        if let (Some(oldest), Some(rate)) = (limited.oldest, lane.max_per_minute) {
+            let drains_in = Duration::from_secs(limited.count.saturating_mul(60) / u64::from(rate.max(1)));
+            // What it has waited for something else before is not to be blamed on tokens.
+            let longest = self.draining.get(&lane.endpoint).copied().unwrap_or_else(|| now.since(oldest)).max(drains_in);
+            self.round.draining.insert(lane.endpoint, longest);
+            expected[HoldReason::RateLimited as usize] = Some(longest);
+        }
+        for (place, waiting) in held.iter().enumerate() {
+            let Some(oldest) = waiting.oldest else { continue };
+            let (age, expected) = (now.since(oldest), expected[place].map(|hold| hold.max(EXPECTED_MIN)));
+            let sum: &mut Held = &mut gauges.held[place];
+            sum.count += waiting.count;
+            sum.overdue_endpoints += u64::from(expected.is_some_and(|expected| age > expected * 2));
+            if sum.oldest.is_none_or(|before| before < age) {
+                (sum.oldest, sum.expected) = (Some(age), expected);
+            }
+        }
+        let is_long_ago = |since: Option<Timestamp>, limit: Duration| since.is_some_and(|since| now.since(since) > limit);
+        let trouble = if is_long_ago(lane.reads_since, STUCK_AFTER) {
+            Some(Trouble::ReadUnanswered)
+        } else if is_long_ago(lane.idle_since, STUCK_AFTER) && may_start {
+            Some(Trouble::NothingStarts)
+        } else if is_long_ago(lane.oldest_request, self.request_max) {
+            Some(Trouble::RequestUnanswered)
+        } else {
+            None
+        };
+        self.round.trouble = self.round.trouble.or(trouble);
+    }
+
+    fn end_round(&mut self, now: Timestamp, owner: &Owner) {
+        let Round { mut gauges, partial, draining, mut trouble } = std::mem::take(&mut self.round);
+        gauges.partitions = owner.partitions().len() as u64;
+        gauges.unrecorded = owner.unrecorded() as u64;
+        gauges.requests = owner.requests() as u64;
+        let waits = owner.token_waits();
+        (gauges.token_waits, gauges.token_wait) = (waits.count, waits.time);
+        if owner.takes_up_since().is_some_and(|since| now.since(since) > STUCK_AFTER) {
+            trouble = trouble.or(Some(Trouble::TakeUpUnanswered));
+        }
+        self.draining = draining;
+        *self.stored.wanted.lock() = partial;
+        self.metrics.backlog().set(gauges);
+        self.metrics.liveness().found(trouble);
+        if trouble != self.trouble {
+            tell(&self.metrics, self.trouble, trouble);
+            self.trouble = trouble;
+        }
+    }
+}
+
+/// One line when it begins, and one when it is over.
+fn tell(metrics: &Metrics, before: Option<Trouble>, now: Option<Trouble>) {
+    match (before, now) {
+        (None, Some(trouble)) => {
+            metrics.liveness().stalled();
+            tracing::error!(reason = trouble.name(), "deliveries_stalled: {}", trouble.in_words());
+        }
+        (Some(_), Some(trouble)) => tracing::error!(reason = trouble.name(), "deliveries_stalled: {}", trouble.in_words()),
+        (Some(_), None) => tracing::warn!("deliveries_go_on"),
+        (None, None) => {}
+    }
+}
+
+/// What the store says of a lane, under what holds it. What is in flight waits there, too, and is counted elsewhere.
+fn counted(lane: &LaneSurvey, rows: &[Alike]) -> ([Waiting; HoldReason::ALL.len()], Waiting) {
+    let (mut held, mut pending) = ([Waiting::default(); HoldReason::ALL.len()], Waiting::default());
+    let mut in_flight = lane.in_flight;
+    for rows in rows {
+        let elsewhere = if rows.is_due { in_flight.min(rows.count) } else { 0 };
+        in_flight -= elsewhere;
+        let count = rows.count - elsewhere;
+        if count == 0 {
+            continue;
+        }
+        let row = RowFacts {
+            is_due: rows.is_due,
+            is_tried: rows.is_tried,
+            waits_in_quiet_hours: rows.class == Class::Rest,
+            is_head_of_key: rows.is_head_of_key,
+        };
+        match lane.gates.hold(row) {
+            Some(reason) => held[reason as usize].add(count, rows.oldest),
+            None => pending.add(count, rows.oldest),
+        }
+    }
+    (held, pending)
+}
+
+/// Looks after the loop from a thread of its own, because a loop that is stuck may have taken every other with it.
+pub(crate) struct Watch {
+    metrics: Metrics,
+    is_over: Arc<AtomicBool>,
+}
+
+const WATCHED_EVERY: Duration = Duration::from_secs(1);
+
+impl Watch {
+    pub(crate) fn start(metrics: Metrics) -> Watch {
+        metrics.liveness().set_running(true);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let (watched, ended) = (metrics.clone(), Arc::clone(&is_over));
+        let watching = std::thread::Builder::new().name("posthaste-watch".to_owned()).spawn(move || {
+            let mut was_stuck = false;
+            while !ended.load(Ordering::Relaxed) {
+                let is_stuck = watched.liveness().trouble() == Some(Trouble::LoopStuck);
+                if is_stuck != was_stuck {
+                    let trouble = |is_stuck: bool| is_stuck.then_some(Trouble::LoopStuck);
+                    tell(&watched, trouble(was_stuck), trouble(is_stuck));
+                    was_stuck = is_stuck;
+                }
+                std::thread::sleep(WATCHED_EVERY);
+            }
+        });
+        if let Err(error) = watching {
+            tracing::warn!(%error, "nobody looks after the delivery loop");
+        }
+        Watch { metrics, is_over }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.metrics.liveness().set_running(false);
+        self.metrics.liveness().found(None);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use posthaste_core::endpoint::{Endpoint, Status};
+    use posthaste_core::event::EventType;
+    use posthaste_core::id::{DeliveryId, TenantId};
+    use posthaste_core::scheduler::{Entry, Want};
+    use posthaste_metrics::Format;
+    use posthaste_store::{Claimed, SecretText, StoredEndpoint, StoredSecret, TakenUp, WindowRows, partition_of};
+
+    use super::*;
+    use crate::{Deed, Options, Wake};
+
+    /// An owner whose wishes are granted only when a test does so: every hand is stuck.
+    struct Stuck {
+        owner: Owner,
+        surveyor: Surveyor,
+        metrics: Metrics,
+        now: Timestamp,
+        endpoint: EndpointId,
+        status: Status,
+    }
+
+    fn tenant() -> TenantId {
+        TenantId::parse("acme").unwrap()
+    }
+
+    impl Stuck {
+        fn new(status: Status) -> Stuck {
+            let metrics = Metrics::new(posthaste_metrics::Limits::default(), "test");
+            let options = Options { metrics: Some(metrics.clone()), ..Options::default() };
+            let now = Timestamp::from_millis(1_800_000_000_000);
+            let surveyor = Surveyor::new(metrics.clone(), options.request_max());
+            let endpoint = EndpointId::from_bytes([7; 16]);
+            let mut stuck = Stuck { owner: Owner::new(now, options), surveyor, metrics, now, endpoint, status };
+            let partitions = vec![(partition_of(&tenant()), 1)];
+            stuck.happens(Wake::Owns(Claimed { partitions, handed_over: vec![], leave_alone: vec![], numbered: 0 }));
+            stuck.happens(Wake::Work(vec![endpoint]));
+            stuck
+        }
+
+        fn happens(&mut self, wake: Wake) {
+            self.owner.wake(self.now, wake);
+        }
+
+        /// What the loop does in a turn, without anybody who does what it wants.
+        fn wants(&mut self) -> Vec<Deed> {
+            self.owner.next_deeds(self.now)
+        }
+
+        fn take_up(&mut self) {
+            let url = "https://example.com/".to_owned();
+            let endpoint = Endpoint { status: self.status, ..Endpoint::new(self.endpoint, tenant(), url, self.now) };
+            let secret = StoredSecret { secret: SecretText("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".to_owned()), until: None };
+            let partition = partition_of(&tenant());
+            let stored = StoredEndpoint { endpoint, secrets: vec![secret], partition, version: 1, deleted_at: None };
+            let found = vec![TakenUp { endpoint: stored, tenant: None, lane: None }];
+            self.happens(Wake::TakenUp { life: 0, asked: vec![self.endpoint], found });
+        }
+
+        /// Answers what was asked of the store: one delivery waits.
+        fn answer_reads(&mut self, deeds: Vec<Deed>) {
+            for deed in deeds {
+                let Deed::Read { life, endpoint, want, .. } = deed else { continue };
+                let is_here = want == Want::Fresh(Class::Exempt);
+                let rows = is_here.then(|| self.entry()).into_iter().collect();
+                self.happens(Wake::Read { life, endpoint, want, rows: WindowRows { rows, more: false, seen: 1 } });
+            }
+        }
+
+        fn entry(&self) -> Entry {
+            Entry {
+                delivery: DeliveryId::from_bytes([1; 16]),
+                seq: 1,
+                timestamp: self.now,
+                due: self.now,
+                attempts: 0,
+                is_later: false,
+                event_type: EventType::parse("order.made").unwrap(),
+                is_priority: false,
+                class: Class::Exempt,
+                ordering_key: None,
+                expires_at: None,
+            }
+        }
+
+        /// So much later, what does a look over everything find?
+        fn after(&mut self, time: Duration) -> Option<Trouble> {
+            self.now = self.now + time;
+            self.surveyor.next_round_at = Instant::now();
+            self.surveyor.step(self.now, &mut self.owner);
+            let page = self.metrics.page(Format::Text);
+            let trouble = self.metrics.liveness().trouble();
+            let shown = page.contains("posthaste_delivery_stalled")
+                && page.lines().any(|line| line.starts_with("posthaste_delivery_stalled") && line.ends_with(" 1"));
+            assert_eq!(shown, trouble.is_some(), "the page says the same");
+            trouble
+        }
+    }
+
+    const SOON: Duration = Duration::from_secs(1);
+    const LONG: Duration = Duration::from_secs(9);
+
+    #[test]
+    fn i41_a_store_that_does_not_say_where_things_go_is_noticed_within_ten_seconds() {
+        let mut stuck = Stuck::new(Status::Active);
+        assert!(matches!(stuck.wants()[..], [Deed::FindWork, Deed::TakeUp { .. }]));
+        assert_eq!(stuck.after(SOON), None);
+        assert_eq!(stuck.after(LONG), Some(Trouble::TakeUpUnanswered));
+        stuck.take_up();
+        assert_eq!(stuck.after(SOON), None, "it goes on");
+        assert!(stuck.metrics.page(Format::Text).contains("posthaste_delivery_stalls_total 1\n"));
+    }
+
+    #[test]
+    fn i41_a_read_that_is_not_answered_is_noticed_within_ten_seconds() {
+        let mut stuck = Stuck::new(Status::Active);
+        stuck.wants();
+        stuck.take_up();
+        let deeds = stuck.wants();
+        assert!(deeds.iter().any(|deed| matches!(deed, Deed::Read { .. })));
+        assert_eq!(stuck.after(SOON), None);
+        assert_eq!(stuck.after(LONG), Some(Trouble::ReadUnanswered));
+        stuck.answer_reads(deeds);
+        assert_eq!(stuck.after(Duration::ZERO), None, "it goes on");
+    }
+
+    #[test]
+    fn i41_work_that_is_due_and_not_begun_is_noticed_within_ten_seconds() {
+        let mut stuck = Stuck::new(Status::Active);
+        stuck.wants();
+        stuck.take_up();
+        let deeds = stuck.wants();
+        stuck.answer_reads(deeds);
+        // From here on nobody asks who goes next.
+        assert_eq!(stuck.after(SOON), None);
+        assert_eq!(stuck.after(LONG), Some(Trouble::NothingStarts));
+        let deeds = stuck.wants();
+        assert!(deeds.iter().any(|deed| matches!(deed, Deed::ReadBodies { .. })), "{deeds:?}");
+        assert_eq!(stuck.after(Duration::ZERO), None, "it goes on");
+        // And now its payload is never found.
+        assert_eq!(stuck.after(LONG), None, "a request may take its time");
+        assert_eq!(stuck.after(Options::default().request_max()), Some(Trouble::RequestUnanswered));
+        assert!(stuck.metrics.page(Format::Text).contains("posthaste_delivery_stalls_total 2\n"));
+    }
+
+    #[test]
+    fn what_somebody_holds_is_not_stuck_however_long() {
+        let mut stuck = Stuck::new(Status::Paused { until: None });
+        stuck.wants();
+        stuck.take_up();
+        let deeds = stuck.wants();
+        stuck.answer_reads(deeds);
+        assert!(stuck.wants().iter().all(|deed| !matches!(deed, Deed::ReadBodies { .. } | Deed::Send(_))));
+        assert_eq!(stuck.after(Duration::from_hours(100)), None);
+        let page = stuck.metrics.page(Format::Text);
+        assert!(page.contains("webhook_queue_depth{hold_reason=\"paused\"} 1\n"), "{page}");
+        assert!(page.contains("webhook_oldest_held_seconds{hold_reason=\"paused\"} 360000\n"), "{page}");
+        assert!(!page.contains("webhook_expected_hold_seconds{"), "nobody can say how long a pause is: {page}");
+    }
+}

@@ -1,0 +1,180 @@
+//! Whether deliveries are being made: the loop turns, and what is due is sent.
+//!
+//! The engine says when its loop has turned and what it finds wrong. Anybody may ask; nobody has to wait for the engine, which
+//! may be what is stuck.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use crate::count::{Counter, Histogram};
+use crate::page::{Kind, Page};
+
+/// A loop that has not turned for so long is stuck. It turns once a second even if nothing happens.
+pub(crate) const TURN_MAX: Duration = Duration::from_secs(10);
+const TURN_SECONDS: &[f64] = &[0.000_1, 0.000_5, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0];
+
+/// What is wrong, in words for an operator.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Trouble {
+    /// The loop that decides what is sent has not turned.
+    LoopStuck,
+    /// Something is due, nothing holds it, and nothing of it was begun.
+    NothingStarts,
+    /// The store was asked for what to send next and has not answered.
+    ReadUnanswered,
+    /// A request lasts longer than any may.
+    RequestUnanswered,
+    /// The store was asked about endpoints and has not answered.
+    TakeUpUnanswered,
+}
+
+impl Trouble {
+    pub fn name(self) -> &'static str {
+        match self {
+            Trouble::LoopStuck => "loop_stuck",
+            Trouble::NothingStarts => "nothing_starts",
+            Trouble::ReadUnanswered => "read_unanswered",
+            Trouble::RequestUnanswered => "request_unanswered",
+            Trouble::TakeUpUnanswered => "take_up_unanswered",
+        }
+    }
+
+    pub fn in_words(self) -> &'static str {
+        match self {
+            Trouble::LoopStuck => "the delivery loop has not turned for ten seconds",
+            Trouble::NothingStarts => "deliveries are due, nothing holds them, and none is begun",
+            Trouble::ReadUnanswered => "deliveries are due, and the database does not say which",
+            Trouble::RequestUnanswered => "a request has lasted longer than any may",
+            Trouble::TakeUpUnanswered => "deliveries are due, and the database does not say where they go",
+        }
+    }
+
+    pub const ALL: [Trouble; 5] = [
+        Trouble::LoopStuck,
+        Trouble::NothingStarts,
+        Trouble::ReadUnanswered,
+        Trouble::RequestUnanswered,
+        Trouble::TakeUpUnanswered,
+    ];
+}
+
+#[derive(Debug)]
+pub struct Liveness {
+    began: Instant,
+    /// In milliseconds since it began; zero before the first turn.
+    turned_at: AtomicU64,
+    is_running: AtomicBool,
+    trouble: Mutex<Option<Trouble>>,
+    turns: Histogram,
+    stalls: Counter,
+}
+
+impl Liveness {
+    pub(crate) fn new() -> Liveness {
+        Liveness {
+            began: Instant::now(),
+            turned_at: AtomicU64::new(0),
+            is_running: AtomicBool::new(false),
+            trouble: Mutex::new(None),
+            turns: Histogram::new(TURN_SECONDS),
+            stalls: Counter::default(),
+        }
+    }
+
+    /// The loop has begun, or has ended.
+    pub fn set_running(&self, is_running: bool) {
+        self.turned_at.store(self.clock(), Ordering::Relaxed);
+        self.is_running.store(is_running, Ordering::Relaxed);
+    }
+
+    /// The loop has turned, and that took so long.
+    pub fn turned(&self, took: Duration) {
+        self.turned_at.store(self.clock(), Ordering::Relaxed);
+        self.turns.observe_seconds(took);
+    }
+
+    /// What the loop has found wrong, if anything.
+    pub fn found(&self, trouble: Option<Trouble>) {
+        *self.trouble.lock() = trouble;
+    }
+
+    /// A stall has begun. Told once for each.
+    pub fn stalled(&self) {
+        self.stalls.add(1);
+    }
+
+    /// What is wrong now.
+    pub fn trouble(&self) -> Option<Trouble> {
+        if self.is_running.load(Ordering::Relaxed) && self.since_turn() > TURN_MAX {
+            return Some(Trouble::LoopStuck);
+        }
+        *self.trouble.lock()
+    }
+
+    fn since_turn(&self) -> Duration {
+        Duration::from_millis(self.clock().saturating_sub(self.turned_at.load(Ordering::Relaxed)))
+    }
+
+    fn clock(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    pub(crate) fn show(&self, page: &mut Page) {
+        let trouble = self.trouble();
+        let mut stalled =
+            page.family("posthaste_delivery_stalled", Kind::Gauge, "1 while deliveries are due and none is made, by why.");
+        for one in Trouble::ALL {
+            stalled.sample(&[("reason", &one.name())], f64::from(u8::from(trouble == Some(one))));
+        }
+        page.counter(
+            "posthaste_delivery_stalls_total",
+            "Times that deliveries began to be due without being made.",
+            self.stalls.get(),
+        );
+        if !self.is_running.load(Ordering::Relaxed) {
+            return;
+        }
+        page.gauge(
+            "posthaste_loop_lag_seconds",
+            "How long ago the delivery loop last turned; it turns at least once a second.",
+            self.since_turn().as_secs_f64(),
+        );
+        let mut turns = page.family(
+            "posthaste_loop_turn_seconds",
+            Kind::Histogram,
+            "How long turns of the delivery loop took, without waiting.",
+        );
+        self.turns.show(&mut turns, &[]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::page::Format;
+
+    #[test]
+    fn i41_a_loop_that_does_not_turn_is_trouble_and_one_that_never_ran_is_not() {
+        let mut liveness = Liveness::new();
+        // As if it had begun a minute ago.
+        liveness.began = Instant::now().checked_sub(Duration::from_mins(1)).unwrap();
+        assert_eq!(liveness.trouble(), None, "a node that does not deliver");
+        liveness.set_running(true);
+        assert_eq!(liveness.trouble(), None);
+        liveness.turned_at.store(1, Ordering::Relaxed);
+        assert_eq!(liveness.trouble(), Some(Trouble::LoopStuck));
+        let mut page = Page::new(Format::Text);
+        liveness.show(&mut page);
+        let text = page.end();
+        assert!(text.contains("posthaste_delivery_stalled{reason=\"loop_stuck\"} 1"), "{text}");
+        liveness.turned(Duration::from_millis(1));
+        assert_eq!(liveness.trouble(), None);
+        liveness.found(Some(Trouble::NothingStarts));
+        assert_eq!(liveness.trouble(), Some(Trouble::NothingStarts));
+        liveness.set_running(false);
+        liveness.found(None);
+        assert_eq!(liveness.trouble(), None, "a stop is no trouble");
+    }
+}
