@@ -36,8 +36,9 @@ const ROWS_MAX: usize = 200_000;
 #[derive(Clone, Debug, Serialize, ToSchema)]
 #[schema(as = Backlog)]
 pub(crate) struct BacklogView {
+    /// `null` where there is nothing to count for this key.
     #[schema(format = DateTime)]
-    counted_at: String,
+    counted_at: Option<String>,
     /// Whether all of it was counted. Where not, each number is the least that it is: of an endpoint at most 100,000 in each queue
     /// (fresh, later, by key) are counted, and no further endpoint is begun after 200,000 or 1,000 endpoints.
     is_complete: bool,
@@ -81,15 +82,9 @@ impl Held {
 }
 
 impl BacklogView {
-    pub(crate) fn empty(now: Timestamp) -> BacklogView {
-        BacklogView {
-            counted_at: now.to_rfc3339(),
-            is_complete: true,
-            waiting: 0,
-            pending: 0,
-            delivering: 0,
-            held: Held::default(),
-        }
+    /// Of somebody else's tenant: the same as of one that is not there.
+    pub(crate) fn empty() -> BacklogView {
+        BacklogView { counted_at: None, is_complete: true, waiting: 0, pending: 0, delivering: 0, held: Held::default() }
     }
 
     fn add(&mut self, standing: Standing, count: u64) {
@@ -133,7 +128,8 @@ async fn count(app: &App, tenant: Option<TenantId>, now: Timestamp) -> Result<Ba
     let backlog = app.store.backlog(query).await?;
     let mut observed = lanes(app, backlog.lanes.iter().map(|lane| lane.endpoint).collect()).await?;
     let mut tenants: HashMap<TenantId, Option<Tenant>> = HashMap::new();
-    let mut view = BacklogView { is_complete: backlog.is_whole, ..BacklogView::empty(now) };
+    let counted_at = Some(now.to_rfc3339());
+    let mut view = BacklogView { counted_at, is_complete: backlog.is_whole, ..BacklogView::empty() };
     for lane in &backlog.lanes {
         let Some(stored) = app.store.endpoint(lane.endpoint).await? else { continue };
         let of = &stored.endpoint.tenant;

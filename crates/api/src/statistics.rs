@@ -88,7 +88,7 @@ pub(crate) async fn overview(call: Call) -> Result<Response, Problem> {
     let range = Range::read(&call)?;
     // Of somebody else's tenant there is nothing to count.
     let Ok(tenant) = call.caller.narrowed_to(asked) else {
-        return Ok(ok(&Overview { stats: range.show(&[]), backlog: BacklogView::empty(call.app.store.now()) }));
+        return Ok(ok(&Overview { stats: range.show(&[]), backlog: BacklogView::empty() }));
     };
     let backlog = call.app.backlogs.read(&call.app, tenant.clone()).await?;
     Ok(ok(&Overview { stats: range.ask(&call, tenant, None).await?, backlog }))

@@ -99,5 +99,5 @@ async fn every_request_in_the_guide_works() {
         assert!(answer.status.is_success(), "{line}: {}", answer.text());
         sent += 1;
     }
-    assert_eq!(sent, 8);
+    assert_eq!(sent, 9);
 }
