@@ -1,6 +1,6 @@
 //! For how long this node may believe that it owns what it owns, by its own monotonic clock; and whether it still works.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use posthaste_core::time::millis;
@@ -47,15 +47,25 @@ pub(crate) struct Pulse {
     begun: Instant,
     /// In milliseconds since `begun`.
     ticked_at: AtomicU64,
+    is_stalled: AtomicBool,
 }
 
 impl Pulse {
     pub(crate) fn new() -> Pulse {
-        Pulse { begun: Instant::now(), ticked_at: AtomicU64::new(0) }
+        Pulse { begun: Instant::now(), ticked_at: AtomicU64::new(0), is_stalled: AtomicBool::new(false) }
     }
 
     pub(crate) fn tick(&self) {
         self.ticked_at.store(millis(self.begun.elapsed()), Ordering::Relaxed);
+    }
+
+    /// It comes round, and begins nothing of what is due.
+    pub(crate) fn stalled(&self, is_stalled: bool) {
+        self.is_stalled.store(is_stalled, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.is_stalled.load(Ordering::Relaxed)
     }
 
     pub(crate) fn has_stopped(&self) -> bool {

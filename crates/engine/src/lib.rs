@@ -170,8 +170,8 @@ pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: 
         if let (Some(metrics), Some(surveyor)) = (&metrics, &mut surveyor) {
             metrics.deliveries().note(&owner.take_notes());
             // After what is due was begun: what is still due then is stuck.
-            if is_survey_due {
-                surveyor.step(now, &mut owner);
+            if is_survey_due && surveyor.step(now, &mut owner) {
+                membership.stalled(surveyor.is_own_fault());
             }
             metrics.liveness().turned(turn_began.elapsed());
         }

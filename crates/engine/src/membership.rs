@@ -47,6 +47,11 @@ impl Membership {
         self.pulse.tick();
     }
 
+    /// What is due is not begun here, for a reason of this node's own.
+    pub(crate) fn stalled(&self, is_stalled: bool) {
+        self.pulse.stalled(is_stalled);
+    }
+
     pub(crate) fn node(&self) -> Option<NodeId> {
         *self.node.lock()
     }
@@ -131,14 +136,16 @@ impl Membership {
                 tracing::error!("the lease could not be renewed: this node drops everything and joins anew");
                 return;
             }
-            if self.pulse.has_stopped() {
+            let (has_stopped, is_stalled) = (self.pulse.has_stopped(), self.pulse.is_stalled());
+            if has_stopped {
                 tracing::error!("the delivery loop has not come round for ten seconds");
-                if self.store.is_shared() {
-                    // Others can do what this node cannot.
-                    let owned = self.owned.lock().clone();
-                    self.leave(owned).await;
-                    return;
-                }
+            }
+            if (has_stopped || is_stalled) && self.store.is_shared() {
+                // Others can do what this node cannot.
+                self.pulse.stalled(false);
+                let owned = self.owned.lock().clone();
+                self.leave(owned).await;
+                return;
             }
             if self.store.is_shared() {
                 match self.claim(node).await {

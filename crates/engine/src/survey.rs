@@ -104,14 +104,23 @@ impl Surveyor {
         }
     }
 
+    /// Whether what is due is not begun for a reason of this node's own, so that another would do better. A database that
+    /// does not answer would not answer another either.
+    pub(crate) fn is_own_fault(&self) -> bool {
+        match self.trouble {
+            Some(Trouble::NothingStarts | Trouble::RequestUnanswered | Trouble::LoopStuck) => true,
+            Some(Trouble::ReadUnanswered | Trouble::TakeUpUnanswered) | None => false,
+        }
+    }
+
     pub(crate) fn stored(&self) -> Arc<Stored> {
         Arc::clone(&self.stored)
     }
 
-    /// Looks at some more lanes.
-    pub(crate) fn step(&mut self, now: Timestamp, owner: &mut Owner) {
+    /// Looks at some more lanes, and says whether all have been looked at now.
+    pub(crate) fn step(&mut self, now: Timestamp, owner: &mut Owner) -> bool {
         if self.from == 0 && Instant::now() < self.next_round_at {
-            return;
+            return false;
         }
         let (lanes, next) = owner.survey(now, self.from, LANES_AT_ONCE_MAX);
         let may_start = owner.may_start();
@@ -123,6 +132,7 @@ impl Surveyor {
             self.next_round_at = Instant::now() + ROUND_EVERY;
             self.end_round(now, owner);
         }
+        next.is_none()
     }
 
     fn look_at(&mut self, now: Timestamp, lane: &LaneSurvey, may_start: bool) {
@@ -359,7 +369,7 @@ mod tests {
         fn after(&mut self, time: Duration) -> Option<Trouble> {
             self.now = self.now + time;
             self.surveyor.next_round_at = Instant::now();
-            self.surveyor.step(self.now, &mut self.owner);
+            assert!(self.surveyor.step(self.now, &mut self.owner), "all of one lane");
             let page = self.metrics.page(Format::Text);
             let trouble = self.metrics.liveness().trouble();
             let shown = page.contains("posthaste_delivery_stalled")
@@ -392,6 +402,7 @@ mod tests {
         assert!(deeds.iter().any(|deed| matches!(deed, Deed::Read { .. })));
         assert_eq!(stuck.after(SOON), None);
         assert_eq!(stuck.after(LONG), Some(Trouble::ReadUnanswered));
+        assert!(!stuck.surveyor.is_own_fault(), "it would not answer anybody else");
         stuck.answer_reads(deeds);
         assert_eq!(stuck.after(Duration::ZERO), None, "it goes on");
     }
@@ -406,6 +417,7 @@ mod tests {
         // From here on nobody asks who goes next.
         assert_eq!(stuck.after(SOON), None);
         assert_eq!(stuck.after(LONG), Some(Trouble::NothingStarts));
+        assert!(stuck.surveyor.is_own_fault(), "somebody else should do it");
         let deeds = stuck.wants();
         assert!(deeds.iter().any(|deed| matches!(deed, Deed::ReadBodies { .. })), "{deeds:?}");
         assert_eq!(stuck.after(Duration::ZERO), None, "it goes on");
