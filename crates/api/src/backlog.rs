@@ -7,10 +7,9 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use posthaste_core::admission::{Facts, HoldReason, LaneFacts, Standing, explain_held};
-use posthaste_core::delivery::State;
-use posthaste_core::event::EventType;
+use posthaste_core::admission::{Gates, HoldReason, LaneFacts, RowFacts};
 use posthaste_core::id::TenantId;
+use posthaste_core::quiet_hours::Phase;
 use posthaste_core::scheduler::Class;
 use posthaste_core::tenant::Tenant;
 use posthaste_core::time::Timestamp;
@@ -86,15 +85,6 @@ impl BacklogView {
     pub(crate) fn empty() -> BacklogView {
         BacklogView { counted_at: None, is_complete: true, waiting: 0, pending: 0, delivering: 0, held: Held::default() }
     }
-
-    fn add(&mut self, standing: Standing, count: u64) {
-        match standing {
-            Standing::Pending => self.pending += count,
-            Standing::Delivering => self.delivering += count,
-            Standing::Held { reason, .. } => *self.held.of(reason) += count,
-            Standing::Delivered { .. } | Standing::Dead { .. } | Standing::Cancelled { .. } => {}
-        }
-    }
 }
 
 /// What was counted last, of all tenants and of each.
@@ -140,14 +130,14 @@ async fn count(app: &App, tenant: Option<TenantId>, now: Timestamp) -> Result<Ba
         let policies = in_force(&app.options.policies, tenant.map(|tenant| &tenant.defaults), &stored.endpoint.policies);
         let observed = observed.remove(&lane.endpoint).unwrap_or_default();
         let facts = observed.lane_facts(stored.endpoint.status, &policies, tenant);
-        add_lane(&mut view, now, lane, observed.in_flight_count(), facts);
+        add_lane(&mut view, now, lane, observed.in_flight_count(), &facts);
     }
     Ok(view)
 }
 
-fn add_lane(view: &mut BacklogView, now: Timestamp, lane: &LaneBacklog, mut in_flight: u64, lane_facts: LaneFacts<'_>) {
-    // Any type will do: what quiet hours do to a row is known by its class.
-    let event_type = EventType::parse("any").expect("a word is a type");
+fn add_lane(view: &mut BacklogView, now: Timestamp, lane: &LaneBacklog, mut in_flight: u64, lane_facts: &LaneFacts<'_>) {
+    let is_quiet = lane_facts.schedule.is_some_and(|schedule| matches!(schedule.at(now), Phase::Quiet { .. }));
+    let gates = Gates::of(now, lane_facts, is_quiet);
     for alike in &lane.waiting {
         let Waiting { class, is_due, is_tried, is_head_of_key, mut count, oldest: _ } = *alike;
         view.waiting += count;
@@ -156,15 +146,9 @@ fn add_lane(view: &mut BacklogView, now: Timestamp, lane: &LaneBacklog, mut in_f
             (in_flight, count) = (in_flight - flying, count - flying);
             view.delivering += flying;
         }
-        let facts = Facts {
-            state: State::Waiting { due: if is_due { now } else { now + Duration::from_secs(1) } },
-            attempts: u32::from(is_tried),
-            is_in_flight: false,
-            event_type: &event_type,
-            is_priority: class == Class::Priority,
-            is_head_of_key,
-            lane: lane_facts,
-        };
-        view.add(explain_held(now, &facts, class == Class::Rest), count);
+        match gates.hold(RowFacts { is_due, is_tried, waits_in_quiet_hours: class == Class::Rest, is_head_of_key }) {
+            Some(reason) => *view.held.of(reason) += count,
+            None => view.pending += count,
+        }
     }
 }

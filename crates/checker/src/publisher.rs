@@ -90,8 +90,8 @@ impl Desk {
     async fn publish_until(self: Arc<Desk>, load: Load, mut stopped: watch::Receiver<bool>) {
         let mut caller = Caller::new(load.server, &load.key);
         let mut turns = tokio::time::interval(Duration::from_micros(1_000_000 * load.callers / load.rate.max(1)));
-        // After a stall there is no rush to make up for it.
-        turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // After a stall there is no rush to make up for it; but a turn that is a little late does not put off those after it.
+        turns.set_missed_tick_behavior(MissedTickBehavior::Skip);
         loop {
             tokio::select! {
                 biased;

@@ -305,7 +305,8 @@ impl World {
             key: self.program.admin_key.clone(),
             seed: self.seed,
             rate,
-            callers: 16.min(rate.max(1)),
+            // Each with time for a slow answer between two turns.
+            callers: (rate / 16).clamp(16, 64).min(rate.max(1)),
             shares: self.shares.clone(),
             has_idempotency_keys: !self.evidence.missing.contains_key("I18") && self.shares.len() > 1,
             has_bad_ones: self.shares.len() > 1,

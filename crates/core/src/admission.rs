@@ -129,12 +129,6 @@ impl LaneFacts<'_> {
 
 /// How a delivery stands at `now`.
 pub fn explain(now: Timestamp, facts: &Facts<'_>) -> Standing {
-    let is_held = |schedule: &QuietHours| schedule.holds(facts.event_type, facts.is_priority);
-    explain_held(now, facts, facts.lane.schedule.is_some_and(is_held))
-}
-
-/// The same where quiet hours are known to concern it, or not to: by its class, whatever its type.
-pub fn explain_held(now: Timestamp, facts: &Facts<'_>, is_held_by_quiet_hours: bool) -> Standing {
     let due = match facts.state {
         State::Waiting { due } => due,
         State::Delivered { at } => return Standing::Delivered { at },
@@ -159,7 +153,7 @@ pub fn explain_held(now: Timestamp, facts: &Facts<'_>, is_held_by_quiet_hours: b
         Permission::Wait { until } => holds.add(HoldReason::CircuitOpen, Some(until)),
         Permission::AwaitProbe => holds.add(HoldReason::CircuitOpen, None),
     }
-    if let Some(schedule) = facts.lane.schedule.filter(|_| is_held_by_quiet_hours) {
+    if let Some(schedule) = facts.lane.schedule.filter(|schedule| schedule.holds(facts.event_type, facts.is_priority)) {
         if let Phase::Quiet { until } = schedule.at(now) {
             holds.add(HoldReason::QuietHours, Some(until));
         }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use posthaste_core::scheduler::Seq;
 use posthaste_core::time::Timestamp;
 use posthaste_sender::Client;
@@ -14,6 +15,7 @@ use posthaste_store::{
     Command, Counts, DeliveryQuery, DeliveryRow, Error, Minute, Record, RecordedAs, StatisticsQuery, StatisticsStep, Store,
 };
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::task::JoinSet;
 
 use crate::attempt::attempt;
 use crate::membership::Membership;
@@ -39,11 +41,13 @@ pub(crate) struct Hands {
     client: Client,
     membership: Arc<Membership>,
     inbox: UnboundedSender<Wake>,
+    /// What a stop has to wait for.
+    handing_over: Arc<Mutex<JoinSet<()>>>,
 }
 
 impl Hands {
     pub(crate) fn new(store: Arc<dyn Store>, client: Client, membership: Arc<Membership>, inbox: UnboundedSender<Wake>) -> Hands {
-        Hands { store, client, membership, inbox }
+        Hands { store, client, membership, inbox, handing_over: Arc::default() }
     }
 
     pub(crate) fn perform(&self, deed: Deed) {
@@ -126,7 +130,7 @@ impl Hands {
             }
             Deed::HandOver { partitions, lanes, in_flight } => {
                 let node = self.membership.node();
-                tokio::spawn(async move {
+                self.handing_over.lock().spawn(async move {
                     again("record", || hands.store.record(lanes.clone())).await;
                     if let Some(node) = node {
                         again("hand_over", || hands.store.hand_over(node, partitions.clone(), in_flight.clone())).await;
@@ -255,6 +259,8 @@ impl Hands {
                 }
             }
             self.membership.leave(owner.partitions()).await;
+            let handing_over = std::mem::take(&mut *self.handing_over.lock());
+            handing_over.join_all().await;
         };
         if tokio::time::timeout(LEAVE_MAX, last_words).await.is_err() {
             tracing::warn!("the store did not take the last words of a stop");

@@ -1,6 +1,7 @@
 //! Joins, stays, owns: what makes this process the owner of lanes, and what ends that.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -24,6 +25,8 @@ pub(crate) struct Membership {
     node: Mutex<Option<NodeId>>,
     owned: Mutex<Vec<Partition>>,
     pulse: Pulse,
+    /// Claims nothing any more.
+    is_leaving: AtomicBool,
 }
 
 impl Membership {
@@ -35,6 +38,7 @@ impl Membership {
             node: Mutex::new(None),
             owned: Mutex::new(Vec::new()),
             pulse: Pulse::new(),
+            is_leaving: AtomicBool::new(false),
         }
     }
 
@@ -58,6 +62,13 @@ impl Membership {
 
     pub(crate) fn owns(&self, partition: Partition) -> bool {
         self.owned.lock().contains(&partition)
+    }
+
+    /// Stays a member, so that what is in flight can be recorded, and claims nothing any more. Answers what is to be given up.
+    pub(crate) fn prepare_to_leave(&self) -> Vec<Partition> {
+        self.is_leaving.store(true, Ordering::Release);
+        // Where nobody else is, nobody takes over.
+        if self.store.is_shared() { self.owned.lock().clone() } else { vec![] }
     }
 
     /// Is a member for as long as this runs.
@@ -147,7 +158,7 @@ impl Membership {
                 self.leave(owned).await;
                 return;
             }
-            if self.store.is_shared() {
+            if self.store.is_shared() && !self.is_leaving.load(Ordering::Acquire) {
                 match self.claim(node).await {
                     Ok(Ok(())) => {}
                     Ok(Err(refusal)) => {

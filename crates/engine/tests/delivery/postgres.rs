@@ -61,3 +61,30 @@ async fn i33_another_node_goes_on_when_one_dies_and_at_once_when_it_leaves() {
     assert_eq!(world.hits(), 3, "each once");
     heir.stop().await;
 }
+
+#[tokio::test]
+async fn i33_a_node_that_stops_hands_over_at_once_and_still_records_what_it_has_in_flight() {
+    let world = World::on_postgres_held().await;
+    let held = world.receiver.held.clone().unwrap();
+    let first = world.start();
+    let in_flight = world.publish("1").await;
+    held.0.notified().await;
+    let other = world.another().await;
+    let second = World::start_on(&other, Options::default());
+    until("it has joined", || async { (world.store.nodes().await.unwrap().len() == 2).then_some(()) }).await;
+    let stopping = first.tell_to_stop();
+    let next = world.publish("2").await;
+    // The first request is still unanswered, so that the first node is still there.
+    held.0.notified().await;
+    assert_eq!(world.hits(), 2, "the other node has sent the second");
+    assert!(!stopping.is_finished(), "it waits for its answer");
+    held.1.notify_one();
+    held.1.notify_one();
+    stopping.await.unwrap();
+    for delivery in [in_flight, next] {
+        assert!(matches!(world.ended(delivery).await, State::Delivered { .. }));
+        assert_eq!(world.statuses(delivery).await, [200]);
+    }
+    assert_eq!(world.hits(), 2, "each once");
+    second.stop().await;
+}

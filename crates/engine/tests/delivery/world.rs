@@ -100,6 +100,11 @@ impl World {
         World::kept(Kept::Server(Box::new(Server::start())), script, false, say).await
     }
 
+    /// Whose receiver answers only when it is told to.
+    pub(crate) async fn on_postgres_held() -> World {
+        World::kept(Kept::Server(Box::new(Server::start())), &[], true, |_| {}).await
+    }
+
     async fn kept(kept: Kept, script: &[u16], held: bool, say: impl FnOnce(&mut Endpoint)) -> World {
         let master_key = MasterKey::generate();
         let options = StoreOptions::new(Keyring::new(master_key.clone(), vec![]));

@@ -398,7 +398,7 @@ impl World {
         let owner = self.nodes[node].owner.as_mut().expect("only who runs can stop");
         let is_late = !owner.is_at_rest();
         owner.count();
-        let (deeds, lanes, partitions) = (owner.next_deeds(now), owner.lane_states(), owner.partitions());
+        let (deeds, lanes) = (owner.next_deeds(now), owner.lane_states());
         for deed in deeds {
             if let Deed::Count(minutes) = deed {
                 self.store.count(minutes);
@@ -407,6 +407,8 @@ impl World {
         self.visit("edge", if is_late { "stopped too late" } else { "stopped" });
         self.commit_records(member, &lanes)?;
         self.die(node);
+        // What it has given up and is not yet written it waits for.
+        let partitions = self.store.owned_by(member);
         self.hand_over(member, &partitions, &[]);
         self.later(Duration::from_millis(500), Step::Start { node });
         Ok(())

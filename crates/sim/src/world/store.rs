@@ -341,6 +341,11 @@ impl Store {
         }
     }
 
+    pub(crate) fn owned_by(&self, member: Member) -> Vec<Partition> {
+        let own = self.partitions.iter().filter(|(_, holding)| holding.owner == Some(member));
+        own.map(|(partition, _)| *partition).collect()
+    }
+
     /// Nobody has what this member had.
     pub(crate) fn abandon(&mut self, member: Member) {
         for holding in self.partitions.values_mut().filter(|holding| holding.owner == Some(member)) {

@@ -101,6 +101,11 @@ impl World {
         self.nodes[node].owner.as_mut().expect("it is well").stop();
         let incarnation = self.nodes[node].incarnation;
         self.later(request_max, Step::StopsAtLast { node, incarnation });
+        if self.nodes.len() > 1 {
+            // Others go on with the rest while what is in flight ends here.
+            let partitions = self.store.owned_by((node, self.nodes[node].member));
+            return self.deliver(node, Wake::GiveUp(partitions));
+        }
         self.pump(node)
     }
 
