@@ -1,8 +1,8 @@
 //! `/healthz` and `/readyz`: for load balancers and whoever restarts processes.
 //!
 //! Alive means that we answer. Ready means that publishing would work: a node that cannot reach its database says why, and
-//! one that only has nothing to deliver, or failing receivers, stays ready. A node that should deliver and does not is not
-//! ready either: what it takes would wait there.
+//! one that only has nothing to deliver, or failing receivers, stays ready. So does one whose deliveries stall: what it takes
+//! is kept, others deliver it where there are others, and a metric and the log tell of it.
 
 use std::time::{Duration, Instant};
 
@@ -72,9 +72,6 @@ pub(crate) async fn alive(_call: Call) -> Result<Response, Problem> {
 pub(crate) async fn ready(call: Call) -> Result<Response, Problem> {
     if let Some(why) = call.app.publishing.trouble() {
         return Err(Problem::unavailable(format!("The last event could not be stored: {why}")));
-    }
-    if let Some(trouble) = call.app.options.metrics.as_ref().and_then(|metrics| metrics.liveness().trouble()) {
-        return Err(Problem::unavailable(format!("Deliveries are stalled: {}", trouble.in_words())));
     }
     // A read, and a write of nothing: the way that publishing goes, without leaving anything.
     let asked = async {

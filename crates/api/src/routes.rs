@@ -465,7 +465,7 @@ pub(crate) fn table() -> Vec<Route> {
             .says("Whether the process is alive.")
             .gives::<health::Alive>(200, "It is."),
         get("/readyz", "isReady", Access::Anybody, health::ready)
-            .says("Whether it may take traffic: not while publishing would fail, or while deliveries are due and none is made.")
+            .says("Whether it may take traffic: not while publishing would fail.")
             .gives::<health::Ready>(200, "It may."),
         get("/metrics", "readMetrics", Access::ServerWideOrLocal(Read), metrics::page)
             .says("What is counted, for Prometheus. Without a key for callers on this machine.")

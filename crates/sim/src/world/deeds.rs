@@ -398,7 +398,7 @@ impl World {
         let owner = self.nodes[node].owner.as_mut().expect("only who runs can stop");
         let is_late = !owner.is_at_rest();
         owner.count();
-        let (deeds, lanes) = (owner.next_deeds(now), owner.lane_states());
+        let (deeds, lanes, partitions) = (owner.next_deeds(now), owner.lane_states(), owner.partitions());
         for deed in deeds {
             if let Deed::Count(minutes) = deed {
                 self.store.count(minutes);
@@ -407,11 +407,22 @@ impl World {
         self.visit("edge", if is_late { "stopped too late" } else { "stopped" });
         self.commit_records(member, &lanes)?;
         self.die(node);
-        // What it has given up and is not yet written it waits for.
-        let partitions = self.store.owned_by(member);
         self.hand_over(member, &partitions, &[]);
+        if is_late {
+            // What it has given up, and nobody has heard of, is taken over when its lease ends.
+            self.store.abandon(member);
+        }
         self.later(Duration::from_millis(500), Step::Start { node });
         Ok(())
+    }
+
+    /// Whether something that it has given up is not yet known to be.
+    pub(super) fn is_handing_over(&self, leaver: usize) -> bool {
+        self.pending.values().any(|step| {
+            let is_asked =
+                matches!(step, Step::Do { node, deed, .. } if *node == leaver && matches!(**deed, Deed::HandOver { .. }));
+            is_asked || matches!(step, Step::HandOver { node, .. } if *node == leaver)
+        })
     }
 
     /// One transaction: what is in flight is written down with a deadline, and the partitions are nobody's.

@@ -472,7 +472,12 @@ impl World {
             Step::Arrives { node, incarnation, member, wake } => self.arrives(node, incarnation, member, *wake)?,
             Step::FindWork { node, incarnation, after } => self.find_work(node, incarnation, after),
             Step::Restamp { node, incarnation, life, endpoint, after } => self.restamp(node, incarnation, life, endpoint, after),
-            Step::HandOver { node, member, partitions, in_flight } => self.hand_over((node, member), &partitions, &in_flight),
+            Step::HandOver { node, member, partitions, in_flight } => {
+                self.hand_over((node, member), &partitions, &in_flight);
+                if self.nodes[node].stops_by.is_some() {
+                    self.pump(node)?;
+                }
+            }
             Step::Answer { incarnation, hit, life, errand, outcome } => self.answer(incarnation, hit, life, errand, outcome)?,
             Step::Change => self.change(),
             Step::ConfigurationMoves { node } => self.deliver(node, Wake::ConfigurationMoved)?,
@@ -547,7 +552,8 @@ impl World {
         }
         self.hear_answers()?;
         let is_at_rest = self.nodes[node].owner.as_ref().is_some_and(Owner::is_at_rest);
-        if self.nodes[node].stops_by.is_some() && is_at_rest { self.leave(node) } else { Ok(()) }
+        let has_stopped = self.nodes[node].stops_by.is_some() && is_at_rest && !self.is_handing_over(node);
+        if has_stopped { self.leave(node) } else { Ok(()) }
     }
 
     /// Asks after one delivery, as a person would, and counts the answer.
