@@ -116,9 +116,10 @@ pub(crate) async fn run(database: &Database, callers: usize, batch: usize, secon
         (seqs, feed)
     });
     let publishes = {
-        let store = Arc::clone(&store);
+        // Read and checked once, as the bare program's is: that is the API's work.
+        let (store, data) = (Arc::clone(&store), payload());
         timed(callers, seconds, move || {
-            let (store, data) = (Arc::clone(&store), payload());
+            let (store, data) = (Arc::clone(&store), data.clone());
             async move {
                 let events = (0..batch).map(|_| event(store.as_ref(), &data)).collect();
                 store.publish(events).await.unwrap().len() as u64
