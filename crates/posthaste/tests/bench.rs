@@ -52,6 +52,12 @@ fn assert_figures(values: &Value, names: &[&str]) {
     }
 }
 
+/// An event may arrive before its publisher has heard that it was taken.
+fn assert_delays(values: &Value) {
+    let at = |name: &str| values[name].as_f64().unwrap();
+    assert!(0.0 <= at("p50_ms") && at("p50_ms") <= at("p99_ms") && at("p99_ms") <= at("slowest_ms"), "{values}");
+}
+
 const PUBLISHING: [&str; 3] = ["publishes_per_second", "publish_p50_ms", "publish_p99_ms"];
 
 #[test]
@@ -170,10 +176,12 @@ fn a_backlog_is_made_measured_beside_and_restarted_with() {
 #[test]
 fn a_quiet_tenant_is_measured_without_and_with_its_neighbours() {
     let report = bench("noisy", &["noisy", "--hanging", "3", "--rate", "5", "--seconds", "1"]);
-    assert_figures(&report, &["undisturbed_p99_ms", "beside_p99_ms", "flooded", "peak_memory_mib"]);
+    assert_figures(&report, &["flooded", "peak_memory_mib"]);
     assert_eq!(report["not_arrived"], 0, "{report}");
-    assert_figures(&report["undisturbed"], &["p50_ms", "p99_ms", "slowest_ms"]);
-    assert_figures(&report["beside"], &["p50_ms", "p99_ms", "slowest_ms"]);
+    assert_delays(&report["undisturbed"]);
+    assert_delays(&report["beside"]);
+    assert_eq!(report["undisturbed_p99_ms"], report["undisturbed"]["p99_ms"]);
+    assert_eq!(report["beside_p99_ms"], report["beside"]["p99_ms"]);
     assert!(report["is_kept"].is_boolean());
 }
 
@@ -185,8 +193,8 @@ fn an_endpoint_that_comes_back_gets_everything_that_waited() {
         &["until_first_seconds", "until_last_seconds", "deliveries_per_second", "server_cpu_seconds_per_1000", "peak_memory_mib"],
     );
     assert!(report["until_first_seconds"].as_f64().unwrap() <= report["until_last_seconds"].as_f64().unwrap(), "{report}");
-    assert_figures(&report["undisturbed"], &["p50_ms", "p99_ms"]);
-    assert_figures(&report["meanwhile"], &["p50_ms", "p99_ms"]);
+    assert_delays(&report["undisturbed"]);
+    assert_delays(&report["meanwhile"]);
     assert_eq!(report["meanwhile"]["not_arrived"], 0.0, "{report}");
 }
 

@@ -88,12 +88,12 @@ mod tests {
         let one = Column::new("one", vec![Figure("rate", "rate", 12_345.6, 0), Figure("p50, ms", "p50_ms", 1.25, 2)]);
         let other =
             Column::new("a longer name", vec![Figure("p50, ms", "p50_ms", f64::NAN, 2), Figure("more", "more", -1000.5, 1)]);
-        expect![[r"
-                                                              one  a longer name
-                                              rate         12,346              -
-                                           p50, ms           1.25              -
-                                              more              -       -1,000.5
-        "]]
+        expect![[r#"
+                                                            one  a longer name
+                                              rate       12,346              -
+                                           p50, ms         1.25              -
+                                              more            -       -1,000.5
+        "#]]
         .assert_eq(&table(&[one.clone(), other.clone()]));
         assert_eq!(one.values(), serde_json::json!({"rate": 12345.6, "p50_ms": 1.25}));
         assert_eq!(other.values()["p50_ms"], Value::Null);

@@ -233,6 +233,7 @@ mod tests {
         assert_eq!(after_name(stat).and_then(|rest| rest.split(' ').nth(1)), Some("1"));
         let us = std::process::id();
         assert!(of_process(us).is_some() && parent(us).is_some());
-        assert!(peak_memory_bytes(us) >= resident_bytes(us) && resident_bytes(us) > 0);
+        // The kernel adds them up at its leisure, so that one may lag behind the other.
+        assert!(peak_memory_bytes(us) > 0 && resident_bytes(us) > 0);
     }
 }

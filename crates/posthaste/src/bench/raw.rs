@@ -15,7 +15,9 @@ use super::process::Part;
 use super::receiver::Receiver;
 use super::{Report, show};
 
+// Part of other courses, too, which have a group of arguments by the same name.
 #[derive(Args, Clone, Debug)]
+#[group(skip)]
 pub(crate) struct Course {
     /// How many events
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=50_000_000))]
