@@ -95,6 +95,6 @@ mod tests {
         let spread = arrived(&sent, &plan, 2, &arrivals, |sent| sent.began_ns);
         assert_eq!(spread.count(), 5, "one has not arrived");
         assert_eq!(spread.at(0), Some(Duration::from_nanos(500)));
-        assert_eq!(spread.at(1000), Some(Duration::from_nanos(4_000)));
+        assert_eq!(spread.at(1000), Some(Duration::from_micros(4)));
     }
 }

@@ -114,7 +114,7 @@ fn draw_bars(svg: &mut String, top: f64, bars: &[(String, f64)]) {
         let colour = if is_beside { "#999999" } else { COLOURS[0] };
         text(svg, BAR_LEFT - 10.0, y + 16.0, "end", "", name);
         let _ = writeln!(svg, "<rect x=\"{BAR_LEFT}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"20\" fill=\"{colour}\"/>");
-        let digits = if *value >= 100.0 { 0 } else { 2 };
+        let digits = if *value >= 10.0 { 0 } else { 2 };
         text(svg, BAR_LEFT + width + 8.0, y + 16.0, "start", "", &grouped(*value, digits));
     }
 }
