@@ -1,59 +1,110 @@
 //! `posthaste bench`: what it does on this machine, beside what the machine can do without it.
 //!
-//! The server runs in this process with a scratch directory of its own; the load comes from threads with another name, so
-//! that what each of them costs can be told apart. Everything is on loopback: the numbers are about Posthaste, not about a
-//! network.
+//! The server, the receiver and the load generator are processes of their own (`part.rs`), so that what each of them costs is what
+//! the kernel says of it. Everything is on loopback: the numbers are about Posthaste, not about a network.
 
+mod backlog;
+mod bed;
+mod database;
+mod figures;
 mod forwarder;
 mod latency;
+mod line;
 mod load;
+mod measure;
 mod meter;
 mod noisy;
+mod part;
+mod plot;
+mod process;
 mod raw;
-mod sink;
+mod receiver;
+mod recovery;
 mod throughput;
+mod writer;
 
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 
-use anyhow::Context;
-use clap::{Args, Subcommand};
+use anyhow::bail;
+use clap::{Args, Parser, Subcommand};
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::scratch::Scratch;
-use crate::serve::Server;
-use crate::settings::Settings;
+use bed::Ground;
+use plot::Chart;
+
+pub(crate) use part::{BenchPart, run as run_part};
 
 #[derive(Args)]
 pub(crate) struct Bench {
+    /// What to measure; throughput unless given
     #[command(subcommand)]
-    what: What,
+    what: Option<What>,
     /// As JSON, for scripts
     #[arg(long, global = true)]
     json: bool,
+    /// Draw it, too: a file that ends in .svg or .html
+    #[arg(long, global = true, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    #[command(flatten)]
+    place: Where,
+}
+
+/// Where servers keep what they are given.
+#[derive(Args, Clone, Debug)]
+struct Where {
+    /// Measure on PostgreSQL: a server where databases may be made; the bench makes some of its own, and drops them
+    #[arg(long, global = true, value_name = "URL")]
+    database_url: Option<String>,
+    /// Where SQLite's files are put meanwhile; a disk like the one they will be on, and not memory [default: the system's temporary files]
+    #[arg(long, global = true, value_name = "DIRECTORY")]
+    scratch_dir: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
 enum What {
-    /// Publish events as fast as they are taken and wait for all to arrive
+    /// Publish events as fast as they are taken and wait for all to arrive: one endpoint, many, fan-out, batches
     Throughput(throughput::Course),
-    /// Publish at a fixed rate and tell how long events take to arrive
+    /// Publish at a fixed rate and tell how long events take to be acknowledged and to arrive
     Latency(latency::Course),
-    /// Throughput of the forwarder alone that the others are compared with
-    Raw(throughput::Course),
+    /// What the machine does without Posthaste: a forwarder that remembers nothing, the client alone, a bare writer
+    Raw(raw::Course),
+    /// The same load beside deliveries that wait, and how long a restart takes then
+    Backlog(backlog::Course),
     /// One tenant's events beside another tenant's hanging endpoints and a third one's flood
     Noisy(noisy::Course),
+    /// An endpoint comes back after an outage, with deliveries waiting for it
+    Recovery(recovery::Course),
 }
 
-pub(crate) fn run(bench: &Bench) -> anyhow::Result<()> {
-    let report = match &bench.what {
-        What::Throughput(course) => throughput::run(course)?,
-        What::Latency(course) => latency::run(course)?,
-        What::Raw(course) => raw::run(course)?,
-        What::Noisy(course) => noisy::run(course)?,
-    };
+/// To find out what a course is about which nothing was said.
+#[derive(Parser)]
+struct Unsaid {
+    #[command(flatten)]
+    course: throughput::Course,
+}
+
+pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
+    if let Some(path) = &bench.plot {
+        plot::check_name(path)?;
+    }
+    let what = bench.what.unwrap_or_else(|| What::Throughput(Unsaid::parse_from(["bench"]).course));
+    // On this thread alone, whose end is the end of the parts.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let report = runtime.block_on(async {
+        tokio::select! {
+            report = measured(&what, &bench.place) => report,
+            signal = interrupted() => bail!("{}; nothing is left behind", signal?),
+        }
+    });
     show("");
+    let report = report?;
+    if let Some(path) = &bench.plot {
+        let heading =
+            format!("posthaste {} bench {}", env!("CARGO_PKG_VERSION"), report.json["bench"].as_str().unwrap_or_default());
+        plot::write(path, &heading, &report.charts, &report.page)?;
+    }
     if bench.json {
         println!("{}", report.json);
     } else {
@@ -62,64 +113,34 @@ pub(crate) fn run(bench: &Bench) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a measurement has found, for people and for programs.
+async fn measured(what: &What, place: &Where) -> anyhow::Result<Report> {
+    let mut ground = Ground::new(place).await?;
+    match what {
+        What::Throughput(course) => throughput::run(&mut ground, course).await,
+        What::Latency(course) => latency::run(&mut ground, course).await,
+        What::Raw(course) => raw::run(&mut ground, course).await,
+        What::Backlog(course) => backlog::run(&mut ground, course).await,
+        What::Noisy(course) => noisy::run(&mut ground, course).await,
+        What::Recovery(course) => recovery::run(&mut ground, course).await,
+    }
+}
+
+/// A measurement that is cut short is of no use to anybody, and neither is what it has made.
+async fn interrupted() -> anyhow::Result<&'static str> {
+    let [mut interrupt, mut terminate, mut hangup] =
+        [signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?, signal(SignalKind::hangup())?];
+    Ok(tokio::select! {
+        _ = interrupt.recv() => "interrupted",
+        _ = terminate.recv() => "terminated",
+        _ = hangup.recv() => "hung up",
+    })
+}
+
+/// What a measurement has found, for people, for programs, and to look at.
 struct Report {
     page: String,
     json: Value,
-}
-
-/// The server under measurement, on threads of its own.
-struct Bed {
-    runtime: tokio::runtime::Runtime,
-    server: Server,
-    scratch: Scratch,
-}
-
-/// How the threads that make the load are called. Everything else is the server.
-const LOAD_THREAD: &str = "bench-load";
-
-impl Bed {
-    fn new() -> anyhow::Result<Bed> {
-        Bed::with(|_| {})
-    }
-
-    /// With something set.
-    fn with(set: impl FnOnce(&mut Settings)) -> anyhow::Result<Bed> {
-        let runtime = tokio::runtime::Builder::new_multi_thread().thread_name("bench-server").enable_all().build()?;
-        let scratch = Scratch::new()?;
-        let mut settings = Settings::unsaid();
-        settings.listen = "127.0.0.1:0".parse().context("our own address")?;
-        scratch.path().clone_into(&mut settings.data_dir);
-        settings.allow_networks = vec!["127.0.0.0/8".parse().context("our own network")?];
-        settings.allow_http = true;
-        set(&mut settings);
-        runtime.spawn(leave_nothing_behind(scratch.path().to_owned()));
-        let server = runtime.block_on(Server::start(&settings, None))?;
-        Ok(Bed { runtime, server, scratch })
-    }
-
-    fn end(self) -> anyhow::Result<()> {
-        let ended = self.runtime.block_on(self.server.stop());
-        // After the last thread that could write there.
-        drop(self.runtime);
-        drop(self.scratch);
-        ended
-    }
-}
-
-/// A measurement that is cut short is of no use to anybody, and neither is its database.
-async fn leave_nothing_behind(scratch: PathBuf) {
-    let Ok(mut terminate) = signal(SignalKind::terminate()) else { return };
-    tokio::select! {
-        _ = tokio::signal::ctrl_c() => {}
-        _ = terminate.recv() => {}
-    }
-    let _ = std::fs::remove_dir_all(&scratch);
-    std::process::exit(1);
-}
-
-fn load_runtime() -> anyhow::Result<tokio::runtime::Runtime> {
-    Ok(tokio::runtime::Builder::new_multi_thread().thread_name(LOAD_THREAD).enable_all().build()?)
+    charts: Vec<Chart>,
 }
 
 /// On a terminal, one line that changes.

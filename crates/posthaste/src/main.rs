@@ -40,7 +40,10 @@ enum Command {
     /// A server with built-in receivers and sample traffic: watch webhooks arrive, and see what waits and why
     Demo(demo::Demo),
     /// Measure it on this machine, beside what the machine can do without it
-    Bench(bench::Bench),
+    Bench(Box<bench::Bench>),
+    /// A part of `bench`, which starts it
+    #[command(hide = true)]
+    BenchPart(bench::BenchPart),
     #[command(flatten)]
     Client(Box<client::ClientCommand>),
     /// Check a signature by hand, without a server
@@ -60,8 +63,9 @@ fn main() -> ExitCode {
         }
         Command::Bench(bench) => {
             log_quietly();
-            ended(bench::run(&bench))
+            ended(bench::run(*bench))
         }
+        Command::BenchPart(part) => ended(bench::run_part(part)),
         Command::Client(command) => client::run(*command),
         Command::Verify(verify) => client::verify(&verify),
         Command::Openapi => client::openapi(),

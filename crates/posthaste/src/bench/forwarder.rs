@@ -1,69 +1,161 @@
-//! What is compared with: takes a request, answers, and passes it on. It remembers nothing, signs nothing, tries once.
+//! What is compared with: a forwarder that remembers nothing. It takes the same publish requests with the same HTTP server, signs,
+//! posts with the same client, and answers when the receiver has. It stores nothing, tries once, and asks for no key.
+//!
+//! The same process can also post without being asked, to see what the client alone can do.
 
-use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
+use axum::extract::{Json, State};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
-use http::{Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use http::{StatusCode, Uri};
+use parking_lot::Mutex;
+use posthaste_core::delivery::Outcome;
+use posthaste_core::endpoint::{Headers, PayloadFormat, Signing};
+use posthaste_core::event::{Data, Event, EventType, Timing};
+use posthaste_core::id::{DeliveryId, EventId, Sequence, TenantId, Unique};
+use posthaste_core::text::Labels;
+use posthaste_core::time::Timestamp;
+use posthaste_sender::request::{self, Signer, Try};
+use posthaste_sender::{Client, Options, Policy};
+use posthaste_signing::Secret;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use serde_json::value::RawValue;
+use tokio::task::JoinSet;
 
-/// As many as the server may have.
-const IN_FLIGHT_MAX: usize = 1024;
+use super::load::event;
+use super::part::listen;
+use super::process::Part;
+
+/// As an endpoint has it about which nothing was said.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 struct Forwarder {
-    client: Client<HttpConnector, Full<Bytes>>,
-    target: http::Uri,
-    places: Arc<Semaphore>,
+    client: Client,
+    target: Uri,
+    signer: Signer,
+    headers: Headers,
+    sequence: Mutex<Sequence>,
 }
 
-pub(super) async fn serve(target: SocketAddr) -> anyhow::Result<SocketAddr> {
-    let listener = TcpListener::bind("127.0.0.1:0").await.context("cannot listen on 127.0.0.1")?;
-    let address = listener.local_addr()?;
-    let mut connector = HttpConnector::new();
-    connector.set_nodelay(true);
-    let client = Client::builder(TokioExecutor::new()).build(connector);
-    let target = format!("http://{target}/").parse().context("our own address")?;
-    let forwarder = Arc::new(Forwarder { client, target, places: Arc::new(Semaphore::new(IN_FLIGHT_MAX)) });
-    tokio::spawn(async move {
-        while let Ok((stream, _)) = listener.accept().await {
-            let _ = stream.set_nodelay(true);
-            let forwarder = Arc::clone(&forwarder);
-            let service = service_fn(move |request| forward(Arc::clone(&forwarder), request));
-            tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
-        }
-    });
-    Ok(address)
+/// An event as it is published, as far as a forwarder has to know it.
+#[derive(Deserialize)]
+struct Published<'a> {
+    #[serde(rename = "type")]
+    event_type: &'a str,
+    tenant: &'a str,
+    #[serde(borrow)]
+    data: &'a RawValue,
 }
 
-async fn forward(forwarder: Arc<Forwarder>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
-    let mut response = Response::new(Full::default());
-    let Ok(body) = request.into_body().collect().await else {
-        *response.status_mut() = StatusCode::BAD_REQUEST;
-        return Ok(response);
+/// Posts by itself.
+#[derive(Clone, Copy, Serialize, Deserialize, Debug)]
+pub(super) struct Alone {
+    pub(super) posts: usize,
+    pub(super) in_flight: usize,
+    pub(super) payload_bytes: usize,
+}
+
+/// Comes back when the last was answered.
+pub(super) async fn post_alone(forwarder: &Part, order: Alone) -> anyhow::Result<()> {
+    forwarder.tell("/alone", &order).await.map(drop)
+}
+
+pub(super) async fn serve(receiver: SocketAddr) -> anyhow::Result<String> {
+    let policy =
+        Policy { allowed_networks: vec!["127.0.0.0/8".parse().context("our own network")?], allow_http: true, public_host: None };
+    let client = Client::new(&Options { policy, ..Options::default() })?;
+    let secret = Secret::from_random(rand::random());
+    let forwarder = Forwarder {
+        client,
+        target: request::url(&format!("http://{receiver}/1/0"))?,
+        signer: Signer::new(&Signing::Standard, [secret.reveal()])?,
+        headers: Headers::default(),
+        sequence: Mutex::default(),
     };
-    let place = Arc::clone(&forwarder.places).acquire_owned().await.expect("never closed");
-    tokio::spawn(async move {
-        let mut request = Request::new(Full::new(body.to_bytes()));
-        *request.method_mut() = Method::POST;
-        *request.uri_mut() = forwarder.target.clone();
-        request.headers_mut().insert(CONTENT_TYPE, http::HeaderValue::from_static("application/json"));
-        // The connection is free for the next only when the answer was read.
-        if let Ok(answer) = forwarder.client.request(request).await {
-            let _ = answer.into_body().collect().await;
+    let router =
+        axum::Router::new().route("/v1/events", post(forward)).route("/alone", post(alone)).with_state(Arc::new(forwarder));
+    Ok(listen(router).await?.to_string())
+}
+
+async fn forward(State(forwarder): State<Arc<Forwarder>>, body: Bytes) -> Response {
+    match forwarder.pass_on(&body).await {
+        Ok(id) => (StatusCode::ACCEPTED, Json(json!({"id": id.as_str(), "deliveries": 1}))).into_response(),
+        Err(error) => (StatusCode::BAD_GATEWAY, format!("{error:#}")).into_response(),
+    }
+}
+
+impl Forwarder {
+    async fn pass_on(&self, body: &[u8]) -> anyhow::Result<EventId> {
+        let published: Published<'_> = serde_json::from_slice(body)?;
+        let now = wall_clock();
+        let event = Event {
+            id: EventId::from_unique(self.unique(now)),
+            tenant: TenantId::parse(published.tenant)?,
+            event_type: EventType::parse(published.event_type)?,
+            version: None,
+            timestamp: now,
+            accepted_at: now,
+            data: Data::parse(published.data.get())?,
+            labels: Labels::default(),
+            idempotency_key: None,
+            ordering_key: None,
+            timing: Timing::default(),
+        };
+        let one_try = Try {
+            delivery: DeliveryId::from_unique(self.unique(now)),
+            attempt: 1,
+            event: &event,
+            url: &self.target,
+            signer: &self.signer,
+            payload_format: PayloadFormat::Envelope,
+            headers: &self.headers,
+            now,
+        };
+        let posted = self.client.post(request::build(&one_try), TIMEOUT, now).await;
+        match posted.outcome {
+            Outcome::Answered { status: 200..=299, .. } => Ok(event.id),
+            Outcome::Answered { .. } | Outcome::Silent(_) | Outcome::NotSent(_) | Outcome::Blocked => {
+                bail!("the receiver did not take it: {:?}", posted.outcome)
+            }
         }
-        drop(place);
-    });
-    *response.status_mut() = StatusCode::ACCEPTED;
-    Ok(response)
+    }
+
+    fn unique(&self, now: Timestamp) -> Unique {
+        self.sequence.lock().next(now, rand::random())
+    }
+}
+
+async fn alone(State(forwarder): State<Arc<Forwarder>>, Json(order): Json<Alone>) -> Response {
+    let next = Arc::new(AtomicUsize::new(0));
+    let mut tasks = JoinSet::new();
+    for _ in 0..order.in_flight {
+        let (forwarder, next) = (Arc::clone(&forwarder), Arc::clone(&next));
+        tasks.spawn(async move {
+            loop {
+                let number = next.fetch_add(1, Ordering::Relaxed);
+                if number >= order.posts {
+                    return anyhow::Ok(());
+                }
+                forwarder.pass_on(event("raw", number, order.payload_bytes).as_bytes()).await?;
+            }
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        if let Ok(Err(error)) = ended {
+            return (StatusCode::BAD_GATEWAY, format!("{error:#}")).into_response();
+        }
+    }
+    StatusCode::OK.into_response()
+}
+
+fn wall_clock() -> Timestamp {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Timestamp::from_millis(i64::try_from(since.as_millis()).unwrap_or(i64::MAX))
 }

@@ -1,121 +1,129 @@
-//! How long an event takes from publishing to arrival while the server is far from busy: a fixed rate, whatever it answers.
+//! How long an event takes while the server is far from busy: at a fixed rate, and at a tenth of what this machine can do, whatever the
+//! server answers.
 
-use std::fmt::Write;
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use anyhow::bail;
 use clap::Args;
-use serde_json::json;
-use tokio::task::JoinSet;
+use serde_json::{Value, json};
 
-use super::load::{Line, Sent, event, number};
-use super::meter::{millis, percentile};
-use super::sink::Sink;
-use super::{Bed, Report, forwarder, load_runtime, show};
-
-/// Longer than anything that arrives takes.
-const PATIENCE: Duration = Duration::from_secs(30);
-const PERCENTS: [(&str, usize); 3] = [("p50", 50), ("p99", 99), ("slowest", 100)];
+use super::bed::Ground;
+use super::figures::{Column, Figure, number, table};
+use super::load::Plan;
+use super::measure::{Measured, measure};
+use super::meter::{Metered, Spread, flush_times};
+use super::plot::Chart;
+use super::raw;
+use super::{Report, show};
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Course {
-    /// Events in a second
+    /// Events in a second; a tenth of what the machine can do is measured besides
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rate: u32,
-    /// For how long
+    /// For how long, each time
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=3_600))]
     seconds: u32,
     /// How many connections take turns, so that a slow answer holds up no publish
-    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1_000))]
-    connections: u32,
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1_000))]
+    connections: u16,
+    /// How large the payload of an event is
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(30..=1_000_000))]
+    payload_bytes: u32,
+    /// How many events it takes to find out what the machine can do
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=50_000_000))]
+    events: u32,
 }
 
-/// Sorted.
-struct Times {
-    publish: Vec<Duration>,
-    arrival: Vec<Duration>,
+/// What a tenth of nothing is still worth measuring at.
+const RATE_MIN: f64 = 1.0;
+const LOAD_CONNECTIONS: u16 = 64;
+
+/// Ours and the forwarder's, at one rate.
+struct Pair {
+    per_second: f64,
+    ours: Measured,
+    raw: Measured,
 }
 
-pub(super) fn run(course: &Course) -> anyhow::Result<Report> {
-    let loading = load_runtime()?;
-    let forwarding = tokio::runtime::Builder::new_multi_thread().thread_name("bench-raw").enable_all().build()?;
-    let raw = {
-        let sink = Sink::new(course.events());
-        let receiver = loading.block_on(sink.serve())?;
-        let server = forwarding.block_on(forwarder::serve(receiver))?;
-        loading.block_on(measure(course, "raw forwarder", server, "no-key", &sink))?
-    };
-    forwarding.shutdown_background();
-    let bed = Bed::new()?;
-    let sink = Sink::new(course.events());
-    let (server, key) = (bed.server.address, bed.server.admin_key.0.clone());
-    let ours = loading.block_on(async {
-        let receiver = sink.serve().await?;
-        Line::connect(server, &key).await?.make_endpoint("t0", &format!("http://{receiver}/")).await?;
-        measure(course, "posthaste", server, &key, &sink).await
-    })?;
-    bed.end()?;
-    Ok(report(course, &ours, &raw))
-}
-
-impl Course {
-    fn events(&self) -> usize {
-        (self.rate * self.seconds) as usize
+pub(super) async fn run(ground: &mut Ground, course: &Course) -> anyhow::Result<Report> {
+    let flush = flush_times(&ground.scratch)?;
+    let full = raw::Course { events: course.events, connections: LOAD_CONNECTIONS, payload_bytes: course.payload_bytes };
+    let mut bed = ground.server(&[]).await?;
+    bed.line().await?.make_endpoint("t0", &ground.hook(1, 0), &Value::Null).await?;
+    let most = measure(ground, "as fast as it goes", &full.plan(bed.address(), &bed.key), 1, bed.metered()).await?;
+    let tenth = (most.deliveries_per_second / 10.0).floor().max(RATE_MIN);
+    let forwarder = ground.forwarder().await?;
+    let mut pairs = Vec::new();
+    for per_second in [f64::from(course.rate), tenth] {
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "both are bounded, and positive")]
+        let events = (per_second * f64::from(course.seconds)).ceil() as usize;
+        let at_rate = |plan: Plan| Plan {
+            events,
+            connections: usize::from(course.connections),
+            requests_per_second: Some(per_second),
+            ..plan
+        };
+        let name = format!("{per_second:.0} events/s for {} s", course.seconds);
+        show(&name);
+        let plan = at_rate(full.plan(bed.address(), &bed.key));
+        let ours = measure(ground, &name, &plan, 1, bed.metered()).await?;
+        let plan = at_rate(full.plan(forwarder.address(), "no-key"));
+        let metered = Metered { process: forwarder.process(), postmaster: None };
+        let raw = measure(ground, &format!("raw, {name}"), &plan, 1, metered).await?;
+        pairs.push(Pair { per_second, ours, raw });
     }
+    bed.stop().await?;
+    Ok(report(ground, course, &most, &pairs, &flush))
 }
 
-/// An event that is due is sent at its time, or as soon as its connection is free; either way its time counts from when it
-/// was due, so that a stall is not left out of what it has delayed.
-async fn measure(course: &Course, name: &str, server: SocketAddr, key: &str, sink: &Arc<Sink>) -> anyhow::Result<Times> {
-    show(&format!("{name}: {} events/s for {} s", course.rate, course.seconds));
-    let (events, connections, rate) = (course.events(), course.connections as usize, course.rate);
-    let began = tokio::time::Instant::now();
-    let mut tasks = JoinSet::new();
-    for first in 0..connections {
-        let mut line = Line::connect(server, key).await?;
-        tasks.spawn(async move {
-            let mut all = Vec::new();
-            for number in (first..events).step_by(connections) {
-                let due = began + Duration::from_secs_f64(number as f64 / f64::from(rate));
-                tokio::time::sleep_until(due).await;
-                let (status, answer) = line.post("/v1/events", event("t0", number, 600)).await?;
-                if status != 202 {
-                    bail!("an event was answered {status}: {}", String::from_utf8_lossy(&answer));
-                }
-                all.push(Sent { number, began: due.into_std(), acknowledged: Instant::now() });
-            }
-            Ok(all)
-        });
-    }
-    let mut published: Vec<Sent> = Vec::with_capacity(events);
-    while let Some(part) = tasks.join_next().await {
-        published.extend(part??);
-    }
-    sink.wait_for(events, PATIENCE, |_| {}).await?;
-    let arrived = |sent: &Sent| sink.arrival(sent.number).map(|arrived| arrived.saturating_duration_since(sent.began));
-    let mut times =
-        Times { publish: published.iter().map(Sent::took).collect(), arrival: published.iter().filter_map(arrived).collect() };
-    times.publish.sort_unstable();
-    times.arrival.sort_unstable();
-    Ok(times)
+fn column(name: String, measured: &Measured) -> Column {
+    let Measured { publish, arrival, .. } = measured;
+    Column::new(
+        name,
+        vec![
+            Figure("publish p50, ms", "publish_p50_ms", publish.millis_at(500), 2),
+            Figure("publish p99, ms", "publish_p99_ms", publish.millis_at(990), 2),
+            Figure("publish p99.9, ms", "publish_p999_ms", publish.millis_at(999), 2),
+            Figure("publish slowest, ms", "publish_slowest_ms", publish.millis_at(1000), 2),
+            Figure("publish to arrival p50, ms", "publish_to_arrival_p50_ms", arrival.millis_at(500), 2),
+            Figure("publish to arrival p99, ms", "publish_to_arrival_p99_ms", arrival.millis_at(990), 2),
+            Figure("publish to arrival p99.9, ms", "publish_to_arrival_p999_ms", arrival.millis_at(999), 2),
+            Figure("publish to arrival slowest, ms", "publish_to_arrival_slowest_ms", arrival.millis_at(1000), 2),
+        ],
+    )
 }
 
-fn report(course: &Course, ours: &Times, raw: &Times) -> Report {
-    let mut page = format!(
-        "{} events/s for {} s, 600 bytes, all on this machine\n\n{:>36} {:>14} {:>14}\n",
-        course.rate, course.seconds, "", "posthaste", "raw forwarder"
+fn report(ground: &Ground, course: &Course, most: &Measured, pairs: &[Pair], flush: &Spread) -> Report {
+    let mut columns = Vec::new();
+    let mut rows = Vec::new();
+    for Pair { per_second, ours, raw } in pairs {
+        let pair = [column(format!("at {per_second:.0}/s"), ours), column("raw".to_owned(), raw)];
+        rows.push(json!({
+            "rate": number(*per_second), "events": ours.publish.count(), "posthaste": pair[0].values(), "raw": pair[1].values(),
+        }));
+        columns.extend(pair);
+    }
+    let page = format!(
+        "{} s at each rate, {} bytes, {}, all on this machine, which can do {:.0} deliveries/s; a flush of its disk takes {:.2} ms (p99 {:.2})\n\n{}",
+        course.seconds,
+        course.payload_bytes,
+        ground.storing(),
+        most.deliveries_per_second,
+        flush.millis_at(500),
+        flush.millis_at(990),
+        table(&columns)
     );
-    let mut json = json!({"bench": "latency", "rate": course.rate, "seconds": course.seconds});
-    for (what, ours, raw) in [("publish", &ours.publish, &raw.publish), ("publish to arrival", &ours.arrival, &raw.arrival)] {
-        for (name, percent) in PERCENTS {
-            let (ours, raw) = (millis(percentile(ours, percent)), millis(percentile(raw, percent)));
-            let _ = writeln!(page, "{:>36} {ours:>14.2} {raw:>14.2}", format!("{what} {name}, ms"));
-            let key = format!("{}_{name}_ms", what.replace(' ', "_"));
-            json["posthaste"][&key] = number(ours);
-            json["raw"][&key] = number(raw);
-        }
-    }
-    Report { page, json }
+    let json = json!({
+        "bench": "latency", "seconds": course.seconds, "connections": course.connections, "payload_bytes": course.payload_bytes,
+        "database": ground.storing(), "most_deliveries_per_second": number(most.deliveries_per_second), "rows": rows,
+        "flush_p50_ms": number(flush.millis_at(500)), "flush_p99_ms": number(flush.millis_at(990)),
+    });
+    let curves = |of: fn(&Measured) -> &Spread| {
+        pairs.iter().flat_map(move |Pair { per_second, ours, raw }| {
+            [(format!("at {per_second:.0}/s"), of(ours).curve()), (format!("raw, at {per_second:.0}/s"), of(raw).curve())]
+        })
+    };
+    let charts = vec![
+        Chart::curves("From publishing to arrival", "ms", curves(|measured| &measured.arrival)),
+        Chart::curves("Publishing, until it is acknowledged", "ms", curves(|measured| &measured.publish)),
+    ];
+    Report { page, json, charts }
 }

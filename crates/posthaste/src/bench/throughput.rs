@@ -1,162 +1,192 @@
-//! As many events as it takes, from publishing to arrival.
-
-use std::fmt::Write;
-use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+//! As many events as it takes, from publishing to arrival: to one endpoint, to many, from one event to many deliveries, and in batches.
 
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::load::{self, Line, Sent, number};
-use super::meter::{millis, percentile, processor_time_except};
-use super::sink::Sink;
-use super::{Bed, LOAD_THREAD, Report, load_runtime, raw, show};
-
-/// Nothing that works leaves its receiver alone for so long in the middle of a load.
-const PATIENCE: Duration = Duration::from_secs(30);
+use super::bed::{Bed, Ground};
+use super::figures::{Column, Figure, number, table};
+use super::load::Plan;
+use super::measure::{Measured, measure};
+use super::meter::mebibytes;
+use super::plot::Chart;
+use super::raw::{self, Raw, SERVER_SECONDS};
+use super::{Report, show};
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Course {
-    /// How many events
-    #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=50_000_000))]
-    events: u32,
-    /// How many connections publish at once
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=4_000))]
-    connections: u16,
-    /// How many endpoints, each of a tenant of its own; an event goes to one of them
-    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u8).range(1..=16))]
-    endpoints: u8,
-    /// How large the payload of an event is
-    #[arg(long, default_value_t = 600, value_parser = clap::value_parser!(u32).range(30..=1_000_000))]
-    payload_bytes: u32,
+    #[command(flatten)]
+    pub(super) load: raw::Course,
+    /// How many endpoints the second row has, each of a tenant of its own; an event goes to one of them
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    endpoints: u16,
+    /// How many endpoints get each event in the third row, which publishes so many fewer
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=1_000))]
+    fan_out: u16,
+    /// How many events a request has in the fourth row
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(2..=1_000))]
+    batch: u16,
     /// Count nothing, to see what counting costs
     #[arg(long, hide = true)]
     metrics_off: bool,
 }
 
-const TENANTS: [&str; 16] = ["t0", "t1", "t2", "t3", "t4", "t5", "t6", "t7", "t8", "t9", "t10", "t11", "t12", "t13", "t14", "t15"];
-
-/// What one run was like, ours or the one beside it.
-pub(super) struct Run {
-    per_second: f64,
-    processor_seconds_per_thousand: f64,
-    publish: [Option<Duration>; 2],
-    arrival: [Option<Duration>; 2],
+/// What is different from row to row.
+struct Shape {
+    key: &'static str,
+    name: String,
+    tenants: usize,
+    copies: usize,
+    events: usize,
+    batch: usize,
 }
 
-pub(super) fn run(course: &Course) -> anyhow::Result<Report> {
+struct Row {
+    shape: Shape,
+    measured: Measured,
+    peak_memory_bytes: u64,
+    bytes_on_disk: u64,
+}
+
+pub(super) async fn run(ground: &mut Ground, course: &Course) -> anyhow::Result<Report> {
     // First what the machine can do, so that both find it in the same state: idle.
-    let raw = raw::measure(course)?;
-    let loading = load_runtime()?;
-    let bed = Bed::with(|settings| settings.metrics = !course.metrics_off)?;
-    let ours = {
-        let (sink, receiver) = loading.block_on(sink(course))?;
-        let (server, key) = (bed.server.address, bed.server.admin_key.0.clone());
-        loading.block_on(furnish(course, server, &key, receiver))?;
-        loading.block_on(measure(course, "posthaste", server, &key, &sink))?
-    };
-    bed.end()?;
-    Ok(report(course, &ours, &raw))
-}
-
-pub(super) async fn sink(course: &Course) -> anyhow::Result<(Arc<Sink>, SocketAddr)> {
-    let sink = Sink::new(course.events as usize);
-    let address = sink.serve().await?;
-    Ok((sink, address))
-}
-
-async fn furnish(course: &Course, server: SocketAddr, key: &str, receiver: SocketAddr) -> anyhow::Result<()> {
-    let mut line = Line::connect(server, key).await?;
-    for tenant in &TENANTS[..usize::from(course.endpoints)] {
-        line.make_endpoint(tenant, &format!("http://{receiver}/")).await?;
+    let raw = raw::everything(ground, &course.load).await?;
+    let mut rows = Vec::new();
+    for shape in course.shapes() {
+        rows.push(row(ground, course, shape).await?);
     }
-    Ok(())
-}
-
-pub(super) async fn measure(course: &Course, name: &str, server: SocketAddr, key: &str, sink: &Arc<Sink>) -> anyhow::Result<Run> {
-    let events = course.events as usize;
-    let processor_before = processor_time_except(LOAD_THREAD);
-    let began = Instant::now();
-    let publishing = load::publish(
-        server,
-        key,
-        &TENANTS[..usize::from(course.endpoints)],
-        events,
-        usize::from(course.connections),
-        course.payload_bytes as usize,
-    );
-    let arriving = sink.wait_for(events, PATIENCE, |count| show(&format!("{name}: {count} of {events} arrived")));
-    let (published, ()) = tokio::try_join!(publishing, arriving)?;
-    let processor = processor_time_except(LOAD_THREAD).saturating_sub(processor_before);
-    let seconds = sink.last_arrival().unwrap_or(began).duration_since(began).as_secs_f64();
-    let arrived = |sent: &Sent| sink.arrival(sent.number).map(|arrived| arrived.saturating_duration_since(sent.began));
-    Ok(Run {
-        per_second: events as f64 / seconds,
-        processor_seconds_per_thousand: processor.as_secs_f64() * 1000.0 / events as f64,
-        publish: halves(published.iter().map(Sent::took).collect()),
-        arrival: halves(published.iter().filter_map(arrived).collect()),
-    })
-}
-
-/// The median and the 99th percentile.
-fn halves(mut durations: Vec<Duration>) -> [Option<Duration>; 2] {
-    durations.sort_unstable();
-    [percentile(&durations, 50), percentile(&durations, 99)]
-}
-
-fn report(course: &Course, ours: &Run, raw: &Run) -> Report {
-    let ratio = ours.per_second / raw.per_second;
-    let mut page = format!("{}\n\n{}", course.told(), table(&[("posthaste", ours), ("raw forwarder", raw)]));
-    let _ = writeln!(page, "{:>36} {ratio:>14.3}", "ratio_to_raw");
-    page.push_str("\nThe raw forwarder answers and passes on; it stores nothing, signs nothing and tries once.\n");
-    let json = json!({
-        "bench": "throughput", "events": course.events, "connections": course.connections, "endpoints": course.endpoints,
-        "payload_bytes": course.payload_bytes, "metrics": !course.metrics_off, "posthaste": values(ours), "raw": values(raw), "ratio_to_raw": number(ratio),
-    });
-    Report { page, json }
+    Ok(report(ground, course, &rows, &raw))
 }
 
 impl Course {
-    pub(super) fn told(&self) -> String {
-        let Course { events, payload_bytes, connections, endpoints, metrics_off } = self;
-        format!(
-            "{events} events of {payload_bytes} bytes, {connections} connections, {endpoints} endpoints{}, all on this machine",
-            if *metrics_off { ", metrics off" } else { "" }
-        )
+    fn shapes(&self) -> [Shape; 4] {
+        let (events, fan_out, batch) = (self.load.events as usize, usize::from(self.fan_out), usize::from(self.batch));
+        let shape = |key, name: String, tenants, copies, batch| {
+            // Each row has about as many deliveries as the others.
+            Shape { key, name, tenants, copies, events: (events / copies).max(1), batch }
+        };
+        [
+            shape("one_endpoint", "1 endpoint".to_owned(), 1, 1, 1),
+            shape("many_endpoints", format!("{} endpoints", self.endpoints), usize::from(self.endpoints), 1, 1),
+            shape("fan_out", format!("1 to {fan_out}"), 1, fan_out, 1),
+            shape("batches", format!("batches of {batch}"), 1, 1, batch),
+        ]
     }
 }
 
-/// What is told of a run: a name for people, one for programs, the value, and how many digits of it mean anything.
-fn told(run: &Run) -> [(&'static str, &'static str, f64, usize); 6] {
-    [
-        ("deliveries/s", "deliveries_per_second", run.per_second, 0),
-        ("processor seconds per 1,000", "processor_seconds_per_1000", run.processor_seconds_per_thousand, 3),
-        ("publish p50, ms", "publish_p50_ms", millis(run.publish[0]), 2),
-        ("publish p99, ms", "publish_p99_ms", millis(run.publish[1]), 2),
-        ("publish to arrival p50, ms", "publish_to_arrival_p50_ms", millis(run.arrival[0]), 2),
-        ("publish to arrival p99, ms", "publish_to_arrival_p99_ms", millis(run.arrival[1]), 2),
-    ]
+/// With a server of its own, which has nothing to remember before.
+async fn row(ground: &mut Ground, course: &Course, shape: Shape) -> anyhow::Result<Row> {
+    show(&format!("{}: starting", shape.name));
+    let mut bed = ground.server(if course.metrics_off { &["--metrics=false"] } else { &[] }).await?;
+    let tenants = furnish(ground, &bed, &shape).await?;
+    let plan = Plan { tenants, events: shape.events, batch: shape.batch, ..course.load.plan(bed.address(), &bed.key) };
+    let measured = measure(ground, &shape.name, &plan, shape.copies, bed.metered()).await?;
+    let peak_memory_bytes = bed.peak_memory_bytes();
+    bed.stop().await?;
+    let bytes_on_disk = ground.bytes_on_disk(&bed).await?;
+    Ok(Row { shape, measured, peak_memory_bytes, bytes_on_disk })
 }
 
-/// Side by side, each under its name.
-pub(super) fn table(runs: &[(&str, &Run)]) -> String {
-    let mut page = format!("{:>36}", "");
-    for (name, _) in runs {
-        let _ = write!(page, " {name:>14}");
-    }
-    page.push('\n');
-    let columns: Vec<_> = runs.iter().map(|(_, run)| told(run)).collect();
-    for row in 0..columns.first().map_or(0, |column| column.len()) {
-        let _ = write!(page, "{:>36}", columns[0][row].0);
-        for (_, _, value, digits) in columns.iter().map(|column| column[row]) {
-            let _ = write!(page, " {value:>14.digits$}");
+async fn furnish(ground: &Ground, bed: &Bed, shape: &Shape) -> anyhow::Result<Vec<String>> {
+    let mut line = bed.line().await?;
+    let tenants: Vec<String> = (0..shape.tenants).map(|number| format!("t{number}")).collect();
+    for tenant in &tenants {
+        for copy in 0..shape.copies {
+            line.make_endpoint(tenant, &ground.hook(shape.copies, copy), &Value::Null).await?;
         }
-        page.push('\n');
     }
-    page
+    Ok(tenants)
 }
 
-pub(super) fn values(run: &Run) -> Value {
-    told(run).into_iter().map(|(_, name, value, _)| (name.to_owned(), number(value))).collect()
+impl Row {
+    fn column(&self, raw: &Raw) -> Column {
+        let Row { shape, measured, .. } = self;
+        let client = if shape.copies > 1 { measured.deliveries_per_second / raw.client_posts_per_second } else { f64::NAN };
+        let mut figures = vec![
+            Figure("events published/s", "publishes_per_second", measured.publishes_per_second, 0),
+            Figure("publish p50, ms", "publish_p50_ms", measured.publish.millis_at(500), 2),
+            Figure("publish p99, ms", "publish_p99_ms", measured.publish.millis_at(990), 2),
+            Figure("deliveries/s", "deliveries_per_second", measured.deliveries_per_second, 0),
+            Figure("publish to arrival p50, ms", "publish_to_arrival_p50_ms", measured.arrival.millis_at(500), 2),
+            Figure("publish to arrival p99, ms", "publish_to_arrival_p99_ms", measured.arrival.millis_at(990), 2),
+            Figure(SERVER_SECONDS.0, SERVER_SECONDS.1, measured.server_seconds_per_thousand(), 3),
+        ];
+        let database = measured.database_seconds_per_thousand();
+        figures.push(Figure("database CPU s per 1,000 deliveries", "database_cpu_seconds_per_1000", database, 3));
+        figures.extend([
+            Figure("peak memory, MiB", "peak_memory_mib", mebibytes(self.peak_memory_bytes), 1),
+            Figure(
+                "bytes on disk per delivery",
+                "disk_bytes_per_delivery",
+                self.bytes_on_disk as f64 / measured.deliveries as f64,
+                0,
+            ),
+            Figure("ratio_to_raw", "ratio_to_raw", measured.deliveries_per_second / raw.forwarder.deliveries_per_second, 3),
+            Figure("ratio to the raw client", "ratio_to_raw_client", client, 3),
+            Figure(
+                "publish p99 to that of group commit",
+                "publish_p99_ratio_to_group_commit",
+                if shape.batch == 1 { measured.publish.millis_at(990) / raw.writer.publish.millis_at(990) } else { f64::NAN },
+                2,
+            ),
+        ]);
+        Column::new(shape.name.clone(), figures)
+    }
+}
+
+fn report(ground: &Ground, course: &Course, rows: &[Row], raw: &Raw) -> Report {
+    let ours: Vec<Column> = rows.iter().map(|row| row.column(raw)).collect();
+    let columns: Vec<Column> = ours.iter().cloned().chain(raw.columns()).collect();
+    let page = format!(
+        "{} events of {} bytes, {} connections, {}, all on this machine{}; a flush of its disk takes {:.2} ms\n\n{}\n{}{}",
+        course.load.events,
+        course.load.payload_bytes,
+        course.load.connections,
+        ground.storing(),
+        if course.metrics_off { ", metrics off" } else { "" },
+        raw.flush.millis_at(500),
+        table(&columns),
+        raw::LEGEND,
+        ground.remark()
+    );
+    let row_values = rows.iter().zip(&ours).map(|(row, column)| {
+        let mut values = column.values();
+        values["name"] = row.shape.key.into();
+        values["events"] = row.shape.events.into();
+        values["deliveries"] = row.measured.deliveries.into();
+        values
+    });
+    let ratio = rows.first().map_or(f64::NAN, |row| row.measured.deliveries_per_second / raw.forwarder.deliveries_per_second);
+    let json = json!({
+        "bench": "throughput", "events": course.load.events, "connections": course.load.connections, "endpoints": course.endpoints,
+        "fan_out": course.fan_out, "batch": course.batch, "payload_bytes": course.load.payload_bytes, "database": ground.storing(),
+        "metrics": !course.metrics_off, "rows": row_values.collect::<Vec<_>>(), "raw": raw.values(), "ratio_to_raw": number(ratio),
+    });
+    Report { page, json, charts: charts(rows, raw) }
+}
+
+fn charts(rows: &[Row], raw: &Raw) -> Vec<Chart> {
+    let rates = rows.iter().map(|row| (row.shape.name.clone(), row.measured.deliveries_per_second));
+    let beside =
+        [("raw forwarder".to_owned(), raw.forwarder.deliveries_per_second), ("raw client".to_owned(), raw.client_posts_per_second)];
+    let seconds = rows.iter().map(|row| {
+        let database = row.measured.database_seconds_per_thousand();
+        let seconds = row.measured.server_seconds_per_thousand() + if database.is_finite() { database } else { 0.0 };
+        (row.shape.name.clone(), seconds * 1000.0)
+    });
+    let raw_microseconds = raw.forwarder.server_seconds_per_thousand() * 1000.0;
+    let publishing =
+        rows.iter().filter(|row| row.shape.batch == 1).map(|row| (row.shape.name.clone(), row.measured.publish.curve()));
+    let others =
+        [("raw forwarder".to_owned(), raw.forwarder.publish.curve()), ("group commit".to_owned(), raw.writer.publish.curve())];
+    let arriving = rows.iter().map(|row| (row.shape.name.clone(), row.measured.arrival.curve()));
+    vec![
+        Chart::bars("Deliveries", "a second", rates.chain(beside)),
+        Chart::bars(
+            "Processor time, server and database",
+            "µs per delivery",
+            seconds.chain([("raw forwarder".to_owned(), raw_microseconds)]),
+        ),
+        Chart::curves("Publishing, until it is acknowledged", "ms", publishing.chain(others)),
+        Chart::curves("From publishing to arrival, at full load", "ms", arriving),
+    ]
 }
