@@ -5,6 +5,7 @@ mod bench;
 mod client;
 mod demo;
 mod descriptors;
+mod doctor;
 mod keys;
 mod log;
 mod scratch;
@@ -41,6 +42,11 @@ enum Command {
     Demo(demo::Demo),
     /// Measure it on this machine, beside what the machine can do without it
     Bench(bench::Bench),
+    /// Say what is wrong with an installation, and what to do about it. Changes nothing, also while the server runs
+    ///
+    /// Takes the flags of `serve`, and reads the same variables and file. Exit code 1 if something is wrong.
+    #[command(mut_arg("print_config", |arg| arg.hide(true)))]
+    Doctor(Box<doctor::Doctor>),
     #[command(flatten)]
     Client(Box<client::ClientCommand>),
     /// Check a signature by hand, without a server
@@ -62,6 +68,7 @@ fn main() -> ExitCode {
             log_quietly();
             ended(bench::run(&bench))
         }
+        Command::Doctor(doctor) => doctor::run(&doctor),
         Command::Client(command) => client::run(*command),
         Command::Verify(verify) => client::verify(&verify),
         Command::Openapi => client::openapi(),
