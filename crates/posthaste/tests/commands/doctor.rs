@@ -229,7 +229,9 @@ fn a_disk_that_is_full_is_memory_or_fails_to_flush_is_told() {
     says(&memory.doctor(&["--data-dir", &data]), "warning", "disk", "gone when the machine stops");
     let place = Place::new("disk");
     let data = place.0.to_str().unwrap();
-    says(&place.doctor(&["--data-dir", data]), "ok", "disk", "is flushed in");
+    // However busy it is.
+    let found = place.doctor(&["--data-dir", data]);
+    assert!(found.code == 0 && found.out.contains("is flushed in"), "{}", found.out);
     let strace = ["-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync", "-e", "inject=fsync:error=EIO"];
     let mut failing = Command::new("strace");
     failing.args(strace).arg(BINARY).args(["doctor", "--data-dir", data]).current_dir(&place.0);
