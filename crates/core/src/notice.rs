@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(watch.died(at(0), &tenant), None);
         assert_eq!(watch.died(at(60), &tenant), None);
         assert_eq!(watch.died(at(120), &tenant), Some(Growing { in_the_last_hour: 3, usual_per_hour: 0 }));
-        // Ten in each of the hours after that become what is usual.
+        // Ten in each of the hours after that become what is usual: 230 in the 23 hours before the last.
         for hour in 1..24 {
             for minute in 0..10 {
                 watch.died(at(hour * 3600 + minute * 60), &tenant);
@@ -247,7 +247,7 @@ mod tests {
         for minute in 0..25 {
             seen.push(watch.died(at(24 * 3600 + minute * 60), &tenant).is_some());
         }
-        assert_eq!(seen.iter().position(|is_growing| *is_growing), Some(18), "more than twice nine");
+        assert_eq!(seen.iter().position(|is_growing| *is_growing), Some(20), "the first that is more than twice ten");
         watch.forget(at(60 * 3600));
         assert!(watch.tenants.is_empty());
     }
