@@ -142,6 +142,13 @@ impl Verdict {
     }
 
     /// A 410 ends more than the delivery: the endpoint is disabled with it.
+    pub fn is_death(self) -> bool {
+        match self {
+            Verdict::Dead(_) => true,
+            Verdict::Delivered | Verdict::RetryAt(_) => false,
+        }
+    }
+
     pub fn disables_endpoint(self) -> bool {
         self == Verdict::Dead(DeadReason::EndpointGone) && !plant::is(Plant::GoneDoesNotDisable)
     }

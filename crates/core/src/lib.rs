@@ -16,6 +16,7 @@
 //! | May this endpoint be sent to now? | [`circuit`], [`bucket`], [`quiet_hours`] |
 //! | How long do we wait for an answer? | [`timeout`], fed by [`latency`] |
 //! | How is this endpoint doing? | [`health`] |
+//! | Who is told of it, and how often? | [`notice`] |
 //! | May a delivery go to this URL, to this address? | [`destination`] |
 //! | Who goes next? | [`scheduler`] |
 //! | Why does this delivery wait? | [`admission`] |
@@ -34,6 +35,7 @@ pub mod id;
 pub mod jitter;
 pub mod json;
 pub mod latency;
+pub mod notice;
 pub mod plant;
 pub mod quiet_hours;
 pub mod retry;

@@ -8,13 +8,14 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use posthaste_core::notice::Noticed;
 use posthaste_core::scheduler::Seq;
 use posthaste_core::time::Timestamp;
 use posthaste_sender::Client;
 use posthaste_store::{
     Command, Counts, DeliveryQuery, DeliveryRow, Error, Minute, Record, RecordedAs, StatisticsQuery, StatisticsStep, Store,
 };
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::mpsc::{Sender, UnboundedSender};
 use tokio::task::JoinSet;
 
 use crate::attempt::attempt;
@@ -43,11 +44,18 @@ pub(crate) struct Hands {
     inbox: UnboundedSender<Wake>,
     /// What a stop has to wait for.
     handing_over: Arc<Mutex<JoinSet<()>>>,
+    notices: Option<Sender<Noticed>>,
 }
 
 impl Hands {
-    pub(crate) fn new(store: Arc<dyn Store>, client: Client, membership: Arc<Membership>, inbox: UnboundedSender<Wake>) -> Hands {
-        Hands { store, client, membership, inbox, handing_over: Arc::default() }
+    pub(crate) fn new(
+        store: Arc<dyn Store>,
+        client: Client,
+        membership: Arc<Membership>,
+        inbox: UnboundedSender<Wake>,
+        notices: Option<Sender<Noticed>>,
+    ) -> Hands {
+        Hands { store, client, membership, inbox, handing_over: Arc::default(), notices }
     }
 
     pub(crate) fn perform(&self, deed: Deed) {
@@ -136,6 +144,12 @@ impl Hands {
                         again("hand_over", || hands.store.hand_over(node, partitions.clone(), in_flight.clone())).await;
                     }
                 });
+            }
+            Deed::Notice(noticed) => {
+                // Whoever tells people may be slow, and delivering does not wait for it.
+                if let Some(Err(error)) = self.notices.as_ref().map(|notices| notices.try_send(noticed)) {
+                    tracing::debug!(%error, "something is not told: too much is waiting to be");
+                }
             }
             Deed::Count(minutes) => {
                 tokio::spawn(async move { hands.count(minutes).await });

@@ -20,6 +20,7 @@ use std::time::Duration;
 
 use posthaste_core::endpoint::Policies;
 use posthaste_core::health::HealthPolicy;
+use posthaste_core::notice::Noticed;
 use posthaste_core::scheduler::{Limits, Seq};
 use posthaste_core::timeout::TimeoutRules;
 use posthaste_metrics::Metrics;
@@ -54,6 +55,8 @@ pub struct Options {
     pub replays_at_once_max: usize,
     /// Who counts what happens, if anybody does.
     pub metrics: Option<Metrics>,
+    /// Who tells people of it, if anybody does. What does not fit is not told.
+    pub notices: Option<mpsc::Sender<Noticed>>,
 }
 
 impl Default for Options {
@@ -70,6 +73,7 @@ impl Default for Options {
             housekeeping: Housekeeping::default(),
             replays_at_once_max: 100,
             metrics: None,
+            notices: None,
         }
     }
 }
@@ -99,7 +103,7 @@ const REQUEST_MAX: Duration = Duration::from_secs(61);
 pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: impl Future<Output = ()>) {
     let (inbox, mut wakes) = mpsc::unbounded_channel();
     let membership = Arc::new(Membership::new(Arc::clone(&store), inbox.clone()));
-    let hands = Hands::new(Arc::clone(&store), client, Arc::clone(&membership), inbox.clone());
+    let hands = Hands::new(Arc::clone(&store), client, Arc::clone(&membership), inbox.clone(), options.notices.clone());
     let mut background = JoinSet::new();
     background.spawn(Arc::clone(&membership).keep());
     background.spawn(housekeeping::sweep(Arc::clone(&store), inbox.clone()));

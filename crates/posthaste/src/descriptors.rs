@@ -34,6 +34,13 @@ pub(crate) fn divide(settings: &Settings) -> Parts {
     parts
 }
 
+/// What a server would have, and what it was set to, without raising anything here. `None`: there is no limit.
+pub(crate) fn foreseen(settings: &Settings) -> Option<(usize, Parts, Parts)> {
+    let wanted = Parts { connections_max: settings.connections_max, in_flight_max: settings.in_flight_max };
+    let limit = getrlimit(Resource::Nofile).maximum.and_then(|limit| usize::try_from(limit).ok())?;
+    Some((limit, divided(limit, wanted), wanted))
+}
+
 fn divided(limit: usize, wanted: Parts) -> Parts {
     let free = limit.saturating_sub(RESERVED);
     // Whoever wants less than half leaves the rest to the other.

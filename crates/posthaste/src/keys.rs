@@ -10,8 +10,8 @@ use anyhow::{Context, anyhow, bail};
 use posthaste_store::{MasterKey, SecretText};
 
 pub(crate) const ADMIN_KEY: &str = "admin.key";
-const MASTER_KEY: &str = "master.key";
-const DATABASE: &str = "posthaste.db";
+pub(crate) const MASTER_KEY: &str = "master.key";
+pub(crate) const DATABASE: &str = "posthaste.db";
 
 /// The directory that everything is in.
 #[derive(Debug)]
@@ -95,6 +95,13 @@ impl DataDirectory {
         File::open(&self.0).and_then(|directory| directory.sync_all()).with_context(|| self.0.display().to_string())?;
         Ok(Kept { key, is_new: true })
     }
+}
+
+/// The master key in this directory, if there is one. Nothing is made.
+pub(crate) fn existing_master_key(data_dir: &Path) -> anyhow::Result<Option<MasterKey>> {
+    let path = data_dir.join(MASTER_KEY);
+    let Some(text) = read(&path)? else { return Ok(None) };
+    MasterKey::from_base64(&text).map(Some).map_err(|error| anyhow!("{} is not usable: {error}", path.display()))
 }
 
 fn read(path: &Path) -> anyhow::Result<Option<String>> {

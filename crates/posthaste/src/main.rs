@@ -5,6 +5,7 @@ mod bench;
 mod client;
 mod demo;
 mod descriptors;
+mod doctor;
 mod keys;
 mod log;
 mod scratch;
@@ -44,6 +45,11 @@ enum Command {
     /// A part of `bench`, which starts it
     #[command(hide = true)]
     BenchPart(bench::BenchPart),
+    /// Say what is wrong with an installation, and what to do about it. Changes nothing, also while the server runs
+    ///
+    /// Takes the flags of `serve`, and reads the same variables and file. Exit code 1 if something is wrong.
+    #[command(mut_arg("print_config", |arg| arg.hide(true)))]
+    Doctor(Box<doctor::Doctor>),
     #[command(flatten)]
     Client(Box<client::ClientCommand>),
     /// Check a signature by hand, without a server
@@ -66,6 +72,7 @@ fn main() -> ExitCode {
             ended(bench::run(*bench))
         }
         Command::BenchPart(part) => ended(bench::run_part(part)),
+        Command::Doctor(doctor) => doctor::run(&doctor),
         Command::Client(command) => client::run(*command),
         Command::Verify(verify) => client::verify(&verify),
         Command::Openapi => client::openapi(),

@@ -17,11 +17,12 @@ use posthaste_api::PortalKey;
 use posthaste_core::bucket::RateLimit;
 use posthaste_core::scheduler::Limits;
 use posthaste_metrics::{Kind, Metrics, Page};
+use posthaste_notify::mail::Mailer;
 use posthaste_sender::{Client, Options as SenderOptions, Policy, Proxy};
 use posthaste_store::{Commits, Housekeeping, Keyring, MasterKey, Options as StoreOptions, Postgres, SecretText, Sqlite, Store};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use crate::accept;
@@ -140,7 +141,18 @@ impl Server {
         let mut tasks = Vec::new();
         let metrics = settings.metrics.then(|| metrics(settings, client.as_ref(), commits, logs));
         if let Some(client) = client {
-            let options = posthaste_engine::Options { metrics: metrics.clone(), ..engine_options(settings, parts.in_flight_max) };
+            let (notices, to_tell) = mpsc::channel(posthaste_notify::NOTICED_MAX);
+            let options = posthaste_engine::Options {
+                metrics: metrics.clone(),
+                notices: settings.notifications.then_some(notices),
+                ..engine_options(settings, parts.in_flight_max)
+            };
+            if settings.notifications {
+                let options = posthaste_notify::Options { metrics: metrics.clone(), ..notify_options(settings) };
+                let mailer = mailer(settings)?;
+                let telling = posthaste_notify::run(Arc::clone(&store), options, mailer, to_tell, told(stopped.clone()));
+                tasks.push(tokio::spawn(telling));
+            }
             let engine = posthaste_engine::run(Arc::clone(&store), client, options, told(stopped.clone()));
             tasks.push(tokio::spawn(engine));
         }
@@ -193,7 +205,7 @@ impl Server {
 }
 
 /// Accepted, checked and shown, but no part of this version can do it: ignoring it would be worse than refusing.
-fn refuse_what_is_not_there_yet(settings: &Settings) -> anyhow::Result<()> {
+pub(crate) fn refuse_what_is_not_there_yet(settings: &Settings) -> anyhow::Result<()> {
     let absent = [(settings.outbox.is_some() || settings.role.contains(&Role::Relay), "outbox, --role relay")];
     let asked: Vec<&str> = absent.iter().filter(|(is_asked, _)| *is_asked).map(|(_, name)| *name).collect();
     if asked.is_empty() { Ok(()) } else { bail!("this version of Posthaste does not have: {}", asked.join("; ")) }
@@ -270,6 +282,24 @@ fn engine_options(settings: &Settings, in_flight_max: usize) -> posthaste_engine
     }
 }
 
+fn notify_options(settings: &Settings) -> posthaste_notify::Options {
+    posthaste_notify::Options {
+        tenant: settings.notifications_tenant.clone(),
+        pause: Duration::from_secs(settings.notification_pause_seconds),
+        overlap_notice: Duration::from_secs(settings.secret_overlap_notice_seconds),
+        deaths_min: settings.dead_letters_growing_min,
+        operators: settings.smtp_operators.clone(),
+        metrics: None,
+    }
+}
+
+fn mailer(settings: &Settings) -> anyhow::Result<Option<Mailer>> {
+    match (&settings.smtp_url, &settings.smtp_from) {
+        (Some(url), Some(from)) => Ok(Some(Mailer::new(&url.0, from)?)),
+        (Some(_), None) | (None, Some(_) | None) => Ok(None),
+    }
+}
+
 /// Where deliveries may go; the API judges by the same when an endpoint is made.
 fn egress_policy(settings: &Settings) -> Policy {
     let public_host = settings.public_url.as_deref().and_then(|url| url.parse::<Uri>().ok());
@@ -280,7 +310,7 @@ fn egress_policy(settings: &Settings) -> Policy {
     }
 }
 
-fn client(settings: &Settings) -> anyhow::Result<Client> {
+pub(crate) fn client(settings: &Settings) -> anyhow::Result<Client> {
     let mut extra_roots = Vec::new();
     for path in &settings.extra_roots {
         let file = std::fs::read(path).with_context(|| format!("cannot read extra_roots {}", path.display()))?;

@@ -17,14 +17,15 @@ use posthaste_core::bucket::RateLimit;
 use posthaste_core::circuit::CircuitPolicy;
 use posthaste_core::endpoint::Policies;
 use posthaste_core::event::TypePatterns;
+use posthaste_core::id::TenantId;
 use posthaste_core::quiet_hours::{QuietHours, Window};
 use posthaste_core::retry::{Jitter, RetryPolicy, Strategy};
 use posthaste_core::timeout::{Mode, Pinned, TimeoutRules};
 use posthaste_store::{MasterKey, SecretText};
 
 use rule::{
-    Kind, Rule, address, api_key, boolean, bytes, database_address, free_text, ip, list, log_levels, master_key, network, number,
-    one_of, optional, path, proxy_address, type_patterns, web_address, window,
+    Kind, Rule, address, api_key, boolean, bytes, database_address, free_text, ip, list, log_levels, mail_address, mail_server,
+    master_key, network, number, one_of, optional, path, proxy_address, tenant, type_patterns, web_address, window,
 };
 pub(crate) use source::{Flags, Mistakes};
 use source::{Given, Together};
@@ -84,6 +85,16 @@ settings! {
         proxy: Option<SecretText> = optional(proxy_address()), "", "A proxy that all deliveries go through";
         bind_address: Option<IpAddr> = optional(ip()), "", "The address that deliveries come from";
         extra_roots: Vec<PathBuf> = list(path()), "", "Files with root certificates to trust beside the usual ones (PEM)";
+    }
+    "Notifications" {
+        notifications: bool = boolean(), "true", "Tell tenants and operators of endpoints that fail, are disabled or recover";
+        notifications_tenant: TenantId = tenant(), "posthaste", "The tenant that notifications are published into; operators make endpoints there";
+        notification_pause_seconds: u64 = number(0, 604_800), "900", "Between two notifications of one kind about one endpoint";
+        secret_overlap_notice_seconds: u64 = number(0, 604_800), "7200", "How long before the overlap of a rotated secret ends that is told";
+        dead_letters_growing_min: u64 = number(1, 1_000_000), "10", "Dead letters of a tenant in an hour that are told, if they are more than twice as many as usual";
+        smtp_url: Option<SecretText> = optional(mail_server()), "", "The mail server for notifications, such as `smtp://user:password@mail.example.com:587?tls=required`";
+        smtp_from: Option<String> = optional(mail_address()), "", "The address that mails come from";
+        smtp_operators: Vec<String> = list(mail_address()), "", "Addresses of those who run this server; they get every notification";
     }
     "Limits" {
         payload_bytes_max: usize = bytes(1024, 64 * MIB), "1MiB", "The body of a request other than a batch";
@@ -196,6 +207,11 @@ impl Settings {
     pub(crate) fn load(flags: &Flags) -> Result<Settings, Mistakes> {
         let (settings, mistakes) = understood(Given::gather(flags, std::env::vars_os()));
         if mistakes.is_empty() { Ok(settings) } else { Err(mistakes) }
+    }
+
+    /// The same, whatever is wrong with it: what cannot be read is taken at its default.
+    pub(crate) fn load_what_can_be(flags: &Flags) -> (Settings, Mistakes) {
+        understood(Given::gather(flags, std::env::vars_os()))
     }
 
     /// As if nobody had said anything. For programs inside this one.
@@ -316,6 +332,12 @@ impl Settings {
         if self.metrics_listen.is_some() && !self.metrics {
             wrong.push(Together::of(&["metrics_listen", "metrics"])("there is nothing to serve where nothing is counted"));
         }
+        if self.smtp_url.is_some() != self.smtp_from.is_some() {
+            wrong.push(Together::of(&["smtp_url", "smtp_from"])("mails need both a server and an address that they come from"));
+        }
+        if self.smtp_url.is_none() && !self.smtp_operators.is_empty() {
+            wrong.push(Together::of(&["smtp_operators", "smtp_url"])("nobody can be written to without a mail server"));
+        }
         if self.batch_bytes_max < self.payload_bytes_max {
             wrong.push(Together::of(&["batch_bytes_max", "payload_bytes_max"])("a batch is at least as large as one event"));
         }
@@ -350,8 +372,8 @@ pub(crate) struct ClientSettings {
 }
 
 /// Mistakes in the server's settings are the server's to tell.
-pub(crate) fn of_client() -> ClientSettings {
-    let (settings, _) = understood(Given::gather(&Flags::default(), std::env::vars_os()));
+pub(crate) fn of_client(flags: &Flags) -> ClientSettings {
+    let (settings, _) = Settings::load_what_can_be(flags);
     let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let [url, api_key] = source::VARIABLES_OF_CLIENTS.map(variable);
     let listen = settings.listen;
@@ -521,6 +543,8 @@ mod tests {
             (vec!["--quiet-hours", "00:00-12:00,12:00-00:00"], "nothing would ever be delivered"),
             (vec!["--database-url", "postgres://a/b"], "the same master key"),
             (vec!["--role", ""], "at least one"),
+            (vec!["--smtp-url", "smtp://mail.example.com"], "both a server and an address"),
+            (vec!["--smtp-operators", "a@b.example"], "without a mail server"),
             (vec!["--allow-networks", "10.0.0.1/8"], "host bits"),
         ] {
             let error = load(&arguments, &[], None).unwrap_err();

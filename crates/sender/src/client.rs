@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -55,6 +56,13 @@ pub struct Timings {
     pub tls: Option<Duration>,
     /// From sending to the head of the answer.
     pub first_byte: Option<Duration>,
+}
+
+/// That a connection came about.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Reached {
+    pub address: IpAddr,
+    pub timings: Timings,
 }
 
 impl Client {
@@ -111,6 +119,26 @@ impl Client {
                 Posted { outcome, response_time, timings, preview: text, error: None }
             }
             Err(failure) => failed(failure, response_time, timings),
+        }
+    }
+
+    /// Makes a connection as a delivery would, and closes it without a word: whether deliveries could get there. If not, why, in
+    /// words, and how far it came.
+    pub async fn reach(&self, url: &str, timeout: Duration) -> Result<Reached, (String, Timings)> {
+        let mut timings = Timings::default();
+        let reached = async {
+            let destination = Destination::parse(url).map_err(|rule| Failure::refused(&rule))?;
+            let policy = self.pool.policy();
+            policy.check(&destination).map_err(|rule| Failure::refused(&rule))?;
+            let connection = self.connector.connect(&policy, &destination, Instant::now() + timeout, &mut timings).await?;
+            Ok(connection.facts().address)
+        };
+        match reached.await {
+            Ok(address) => Ok(Reached { address, timings }),
+            Err(failure) => {
+                let told = failed(failure, Duration::ZERO, timings);
+                Err((told.error.unwrap_or_default(), told.timings))
+            }
         }
     }
 

@@ -151,6 +151,24 @@ pub struct Audit {
     pub after: Option<String>,
 }
 
+/// What the audit log calls it when an endpoint is disabled because it failed for too long, or asked for it.
+pub const AUTO_DISABLED: &str = "endpoint.auto_disable";
+
+impl Audit {
+    /// Nobody has done it: it came of itself.
+    pub(crate) fn auto_disabled(endpoint: EndpointId, tenant: &TenantId) -> Audit {
+        Audit {
+            actor: "posthaste".to_owned(),
+            address: None,
+            action: AUTO_DISABLED.to_owned(),
+            subject: endpoint.to_string(),
+            tenant: Some(tenant.clone()),
+            before: None,
+            after: None,
+        }
+    }
+}
+
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AuditRow {
     pub seq: u64,

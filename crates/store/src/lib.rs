@@ -16,6 +16,7 @@ mod commits;
 mod configuration;
 mod delivering;
 mod document;
+mod examination;
 mod feed;
 mod history;
 mod housekeeping;
@@ -45,12 +46,13 @@ pub use cluster::{Claimed, Epoch, HandedOver, LEASE, LeaveAlone, NodeId, PARTITI
 pub use commands::{Asked, COMMAND_MAX, Command, Commanded, Commands};
 pub use commits::Commits;
 pub use configuration::{
-    Audit, AuditRow, Change, Configured, EndpointQuery, Key, KeyHash, KeyScope, NewEndpoint, Refusal, SecretText, StoredEndpoint,
-    StoredSecret, StoredTenant,
+    AUTO_DISABLED, Audit, AuditRow, Change, Configured, EndpointQuery, Key, KeyHash, KeyScope, NewEndpoint, Refusal, SecretText,
+    StoredEndpoint, StoredSecret, StoredTenant,
 };
 pub use delivering::{
     AttemptRecord, Body, BodyError, LaneShown, LaneState, Record, Recorded, RecordedAs, Swept, TakenUp, Timings, WindowRows,
 };
+pub use examination::{Examined, MasterKeyFit, Schema};
 pub use feed::{Fed, Feed};
 pub use history::{Cursor, DeliveryQuery, DeliveryRow, EventQuery, EventRow, MadeAfter, Page, StatusFilter};
 pub use housekeeping::{Housekeeping, Overdue, OverdueReason, SweptAway};

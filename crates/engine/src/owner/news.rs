@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use posthaste_core::event::Event;
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
+use posthaste_core::notice::Noticed;
 use posthaste_core::scheduler::{Seq, Want};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Trigger;
@@ -145,6 +146,8 @@ pub enum Deed {
     },
     Show(Vec<LaneShown>),
     Count(Vec<Minute>),
+    /// Something that people should hear of, and that is on disk.
+    Notice(Noticed),
     /// Write what is known of these lanes, and then give the partitions up.
     HandOver {
         partitions: Vec<Partition>,
@@ -194,6 +197,8 @@ pub enum After {
         delivery: DeliveryId,
         /// What is counted if it was done.
         note: Option<Note>,
+        /// What people are told then.
+        noticed: Vec<Noticed>,
     },
     /// One that was taken out of its lane to be ended or made due.
     Withdrawn {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use posthaste_core::delivery::{CancelReason, DeadReason, State, Verdict};
 use posthaste_core::event::Event;
 use posthaste_core::id::{DeliveryId, EndpointId, EventId, TenantId};
+use posthaste_core::notice::{Noticed, What};
 use posthaste_core::plant::{self, Plant};
 use posthaste_core::scheduler::{Decision, Entry, LaneMemory, Seq};
 use posthaste_core::time::Timestamp;
@@ -106,8 +107,9 @@ impl Owner {
 
     pub(super) fn move_in_flight(&mut self, endpoint: EndpointId, delivery: DeliveryId, seq: Seq, state: State) {
         let note = self.note_of_end(endpoint, state);
+        let noticed = self.death(endpoint, state);
         let recorded = Recorded::Moved { seq, state, audit: None };
-        self.record(endpoint, recorded, None, false, After::Flight { endpoint, delivery, note });
+        self.record(endpoint, recorded, None, false, After::Flight { endpoint, delivery, note, noticed });
     }
 
     pub(super) fn entry(&self, endpoint: EndpointId, delivery: DeliveryId) -> &Entry {
@@ -147,6 +149,7 @@ impl Owner {
         }
         let decision = self.scheduler.finished(now, endpoint, delivery, &attempt.outcome);
         let memory = self.scheduler.memory(endpoint).expect("a lane stays while something of it is in flight");
+        let failing = (memory.health.consecutive_failures(), memory.health.failing_since().unwrap_or(now));
         let known = self.known.get_mut(&endpoint).expect("a lane is of a known endpoint");
         let entry = self.scheduler.in_flight_entry(endpoint, delivery).expect("in flight until recorded");
         let sent = self.sent.remove(&delivery);
@@ -182,8 +185,32 @@ impl Owner {
         if plant::is(Plant::AnswerDropped) && decision.verdict.retry_at().is_none() {
             return;
         }
+        let noticed = self.noticed(now, endpoint, &decision, failing);
         let recorded = Recorded::Attempt { seq, attempt, state: decision.verdict.state(now) };
-        self.record(endpoint, recorded, lane, decision.disables_endpoint, After::Flight { endpoint, delivery, note });
+        let after = After::Flight { endpoint, delivery, note, noticed };
+        self.record(endpoint, recorded, lane, decision.disables_endpoint, after);
+    }
+
+    /// What people are told of an attempt once it is recorded. Nothing unless somebody tells them.
+    fn noticed(&self, now: Timestamp, endpoint: EndpointId, decision: &Decision, failing: (u32, Timestamp)) -> Vec<Noticed> {
+        if self.options.notices.is_none() {
+            return vec![];
+        }
+        let (failures, since) = failing;
+        let of_health = decision.news.and_then(|news| What::of_news(news, failures, since));
+        let of_circuit = decision.transition.and_then(What::of_transition);
+        let of_status = decision.disables_endpoint.then_some(What::Disabled);
+        let of_death = decision.verdict.is_death().then_some(What::Died);
+        let all = [of_health, of_circuit, of_status, of_death];
+        let tenant = &self.known.get(&endpoint).expect("a lane is of a known endpoint").tenant;
+        all.into_iter().flatten().map(|what| Noticed { at: now, endpoint, tenant: tenant.clone(), what }).collect()
+    }
+
+    /// What ends without an attempt may be dead, too.
+    fn death(&self, endpoint: EndpointId, state: State) -> Vec<Noticed> {
+        let State::Dead { at, .. } = state else { return vec![] };
+        let Some(known) = self.known.get(&endpoint).filter(|_| self.options.notices.is_some()) else { return vec![] };
+        vec![Noticed { at, endpoint, tenant: known.tenant.clone(), what: What::Died }]
     }
 
     pub(super) fn record(
@@ -221,8 +248,11 @@ impl Owner {
                 continue;
             }
             match after {
-                After::Flight { endpoint, delivery, note } => {
+                After::Flight { endpoint, delivery, note, noticed } => {
                     self.notes.extend(note.filter(|_| *result == RecordedAs::Done));
+                    if *result == RecordedAs::Done {
+                        self.deeds.extend(noticed.into_iter().map(Deed::Notice));
+                    }
                     if *result == RecordedAs::NotOwner {
                         tracing::warn!(%delivery, "an attempt was not recorded: somebody else owns its delivery now");
                     }

@@ -70,6 +70,11 @@ impl Failure {
         }
     }
 
+    /// Without what follows on further lines, which is for whoever has called the command.
+    pub(super) fn first_line(&self) -> String {
+        escaped(self.message.lines().next().unwrap_or_default())
+    }
+
     /// For stderr. What a server has said may be anything, and a terminal obeys control characters.
     pub(super) fn words(&self) -> Option<String> {
         if self.kind == Kind::NobodyReads {

@@ -149,7 +149,7 @@ pub(super) struct Answer {
 pub(super) struct Server {
     address: Address,
     /// Marked as sensitive, so that no debug output shows it.
-    authorization: HeaderValue,
+    authorization: Option<HeaderValue>,
     tls: Option<TlsConnector>,
     connection: Option<SendRequest<Full<Bytes>>>,
 }
@@ -161,8 +161,13 @@ impl Server {
         };
         let mut authorization = HeaderValue::from_str(&format!("Bearer {}", key.trim())).map_err(unusable)?;
         authorization.set_sensitive(true);
+        Ok(Server { authorization: Some(authorization), ..Server::without_key(address)? })
+    }
+
+    /// For what is answered to anybody.
+    pub(super) fn without_key(address: Address) -> Result<Server, Failure> {
         let tls = address.is_tls.then(tls_connector).transpose()?;
-        Ok(Server { address, authorization, tls, connection: None })
+        Ok(Server { address, authorization: None, tls, connection: None })
     }
 
     /// Asks, and reads the answer to its end. What is not a 2xx is a failure.
@@ -205,9 +210,11 @@ impl Server {
             .method(method)
             .uri(path)
             .header(HOST, &self.address.authority)
-            .header(AUTHORIZATION, &self.authorization)
             .header(ACCEPT, "application/json")
             .header(USER_AGENT, concat!("posthaste/", env!("CARGO_PKG_VERSION")));
+        if let Some(authorization) = &self.authorization {
+            building = building.header(AUTHORIZATION, authorization);
+        }
         if request.body.is_some() {
             building = building.header(CONTENT_TYPE, request.media_type);
         }

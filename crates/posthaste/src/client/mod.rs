@@ -9,6 +9,7 @@ mod event_types;
 mod events;
 mod failure;
 mod given;
+mod health;
 mod http;
 mod json;
 mod keys;
@@ -28,11 +29,13 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory, Subcommand};
 
 use crate::keys::ADMIN_KEY;
-use crate::settings::{self, ClientSettings};
+use crate::settings::{self, ClientSettings, Flags};
 pub(crate) use failure::EXIT_CODES;
 use failure::{Failure, Kind};
+pub(crate) use health::{Health, Running};
 use http::{Address, Server};
 use task::{Asks, Task};
+pub(crate) use text::escaped;
 pub(crate) use verify::Verify;
 
 #[derive(Subcommand)]
@@ -195,7 +198,7 @@ fn ended(result: Result<(), Failure>) -> ExitCode {
 
 fn ask(connection: &Connection, command: impl Asks) -> Result<(), Failure> {
     let task: Task = command.task()?;
-    let mut server = connection.server(&settings::of_client())?;
+    let mut server = connection.server(&settings::of_client(&Flags::default()))?;
     if let Some(question) = &task.question {
         confirm(question)?;
     }

@@ -72,6 +72,19 @@ operations! {
     READ_CLUSTER: "cluster" = GET "/v1/cluster";
 }
 
+/// What anybody may ask, for `posthaste doctor`.
+macro_rules! questions {
+    ($($name:ident = $path:literal;)*) => {
+        $(pub(super) static $name: Operation = Operation { command: "doctor", method: "GET", path: $path };)*
+    };
+}
+
+questions! {
+    IS_ALIVE = "/healthz";
+    IS_READY = "/readyz";
+    READ_DOCUMENT = "/openapi.json";
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;

@@ -8,7 +8,7 @@ use std::fmt::Write;
 use jiff::Timestamp;
 
 /// On one line, with nothing in it that a terminal or the eye would be deceived by.
-pub(super) fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
         match character {

@@ -7,7 +7,9 @@ use std::str::FromStr;
 
 use ipnet::IpNet;
 use posthaste_core::event::TypePatterns;
+use posthaste_core::id::TenantId;
 use posthaste_core::quiet_hours::{Days, TimeOfDay, Window};
+use posthaste_notify::mail::Mailer;
 use posthaste_store::{MasterKey, SecretText};
 use tracing_subscriber::EnvFilter;
 
@@ -174,6 +176,25 @@ pub(crate) fn master_key() -> Rule<MasterKey> {
 pub(crate) fn log_levels() -> Rule<String> {
     let allowed = "a level (error, warn, info, debug, trace, off), or levels by module such as info,posthaste_store=debug";
     Rule::new(Kind::Text, allowed, |text| telling(EnvFilter::builder().parse(text)).map(|_| text.to_owned()))
+}
+
+pub(crate) fn tenant() -> Rule<TenantId> {
+    Rule::new(Kind::Text, "a tenant's id: letters, digits, `_` or `-`, with `.` and `:` inside", |text| {
+        plainly(TenantId::parse(text))
+    })
+}
+
+/// May carry a password.
+pub(crate) fn mail_server() -> Rule<SecretText> {
+    Rule::new(Kind::Secret, "a URL such as smtp://user:password@mail.example.com:587?tls=required, or smtps://…", |text| {
+        plainly(Mailer::new(text, "nobody@localhost.example").map(|_| SecretText(text.to_owned())))
+    })
+}
+
+pub(crate) fn mail_address() -> Rule<String> {
+    Rule::new(Kind::Text, "a mail address such as hooks@example.com", |text| {
+        if posthaste_notify::mail::is_address(text) { Ok(text.to_owned()) } else { Err(String::new()) }
+    })
 }
 
 pub(crate) fn type_patterns() -> Rule<TypePatterns> {

@@ -100,21 +100,34 @@ impl fmt::Display for Origin {
 
 /// One line each.
 #[derive(Default, Debug)]
-pub(crate) struct Mistakes(Vec<String>);
+pub(crate) struct Mistakes {
+    lines: Vec<String>,
+    /// Settings whose value could not be read.
+    unread: BTreeSet<&'static str>,
+}
 
 impl Mistakes {
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.lines.is_empty()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &str> {
+        self.lines.iter().map(String::as_str)
+    }
+
+    /// Whether what somebody has set there could not be read, so that its default has taken its place.
+    pub(crate) fn hide(&self, setting: &str) -> bool {
+        self.unread.contains(setting)
     }
 
     fn add(&mut self, origin: impl fmt::Display, what: impl fmt::Display) {
-        self.0.push(format!("{origin}: {what}"));
+        self.lines.push(format!("{origin}: {what}"));
     }
 }
 
 impl fmt::Display for Mistakes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0.join("\n"))
+        f.write_str(&self.lines.join("\n"))
     }
 }
 
@@ -138,8 +151,6 @@ impl Together {
 #[derive(Default, Debug)]
 pub(crate) struct Given {
     values: BTreeMap<&'static str, (String, Origin)>,
-    /// Those that a mistake was already told about.
-    mistaken: BTreeSet<&'static str>,
 }
 
 impl Given {
@@ -170,7 +181,7 @@ impl Given {
                 let shown = if rule.kind == Kind::Secret { String::new() } else { format!("`{text}` is ") };
                 let why = if why.is_empty() { why } else { format!(" ({why})") };
                 mistakes.add(origin, format_args!("{shown}not {}{why}", rule.allowed));
-                self.mistaken.insert(name);
+                mistakes.unread.insert(name);
                 rule.read(default).unwrap_or_else(|_| panic!("the default of {name} is what its rule allows"))
             }
         }
@@ -179,7 +190,7 @@ impl Given {
     /// Whoever sees a consequence of another mistake would look in the wrong place.
     pub(crate) fn blame(&self, together: Together, mistakes: &mut Mistakes) {
         let Together { names, what } = together;
-        if names.iter().any(|name| self.mistaken.contains(name)) {
+        if names.iter().any(|name| mistakes.unread.contains(name)) {
             return;
         }
         let said = names.iter().find_map(|name| self.values.get(name).map(|(_, origin)| origin.to_string()));

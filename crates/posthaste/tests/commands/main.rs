@@ -3,7 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
 
 mod codes;
+mod doctor;
 mod every_command;
+mod notifications;
 mod output;
 mod secure;
 mod server;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -32,39 +32,37 @@ pub(crate) struct Run {
 
 impl Server {
     pub(crate) fn start(name: &str) -> Server {
+        Server::start_with(name, &[])
+    }
+
+    /// With these flags beside the usual ones.
+    pub(crate) fn start_with(name: &str, flags: &[&str]) -> Server {
         let directory = std::env::temp_dir().join(format!("posthaste-commands-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&directory);
         std::fs::create_dir_all(&directory).unwrap();
-        // Whatever happens to us, it must not stay behind.
-        let is_bound = std::path::Path::new("/usr/bin/setpriv").exists();
-        let mut command = Command::new(if is_bound { "/usr/bin/setpriv" } else { BINARY });
-        if is_bound {
-            command.args(["--pdeathsig", "KILL", BINARY]);
-        }
-        let mut child = command
-            .args(["serve", "--listen", "127.0.0.1:0", "--allow-http", "--log", "warn"])
-            .args(["--allow-networks", "127.0.0.0/8", "--retry-strategy", "schedule", "--retry-delays-seconds", "3600"])
-            .current_dir(&directory)
-            .env_clear()
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .process_group(0)
-            .spawn()
-            .unwrap();
-        let mut said = String::new();
-        let mut stderr = BufReader::new(child.stderr.take().unwrap());
-        let address = loop {
-            let mut line = String::new();
-            assert!(stderr.read_line(&mut line).unwrap() > 0, "the server has ended: {said}");
-            said += &line;
-            if let Some((_, rest)) = line.split_once("is ready at http://") {
-                break rest.split(';').next().unwrap().parse().unwrap();
-            }
-        };
-        // What it says later must not block it.
-        std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
+        let (child, address) = launch(&directory, flags);
         let key = std::fs::read_to_string(directory.join("posthaste-data/admin.key")).unwrap().trim().to_owned();
         Server { child, address, directory, key, ran: Mutex::default() }
+    }
+
+    /// Started once more where it was, after it has ended.
+    pub(crate) fn again(&mut self, flags: &[&str]) {
+        (self.child, self.address) = launch(&self.directory, flags);
+    }
+
+    /// Killed as by a power cut, or asked to end; its directory stays.
+    pub(crate) fn end(&mut self, is_killed: bool) {
+        if is_killed {
+            self.child.kill().unwrap();
+        } else {
+            let sent = Command::new("kill").arg(self.child.id().to_string()).status().unwrap();
+            assert!(sent.success());
+        }
+        self.child.wait().unwrap();
+    }
+
+    pub(crate) fn process(&self) -> u32 {
+        self.child.id()
     }
 
     /// The command line in the server's own directory, in an environment without any of our variables but where it listens.
@@ -114,6 +112,40 @@ impl Server {
             std::thread::yield_now();
         }
     }
+}
+
+/// Comes back when it is ready.
+fn launch(directory: &Path, flags: &[&str]) -> (Child, SocketAddr) {
+    // Whatever happens to us, it must not stay behind.
+    let is_bound = Path::new("/usr/bin/setpriv").exists();
+    let mut command = Command::new(if is_bound { "/usr/bin/setpriv" } else { BINARY });
+    if is_bound {
+        command.args(["--pdeathsig", "KILL", BINARY]);
+    }
+    let mut child = command
+        .args(["serve", "--listen", "127.0.0.1:0", "--allow-http", "--log", "warn"])
+        .args(["--allow-networks", "127.0.0.0/8", "--retry-strategy", "schedule", "--retry-delays-seconds", "3600"])
+        .args(flags)
+        .current_dir(directory)
+        .env_clear()
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .spawn()
+        .unwrap();
+    let mut said = String::new();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let address = loop {
+        let mut line = String::new();
+        assert!(stderr.read_line(&mut line).unwrap() > 0, "the server has ended: {said}");
+        said += &line;
+        if let Some((_, rest)) = line.split_once("is ready at http://") {
+            break rest.split(';').next().unwrap().parse().unwrap();
+        }
+    };
+    // What it says later must not block it.
+    std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
+    (child, address)
 }
 
 impl Drop for Server {

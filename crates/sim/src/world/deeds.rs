@@ -131,7 +131,8 @@ impl World {
             | Deed::CompareVersions { .. }
             | Deed::LookUp { .. }
             | Deed::See { .. }
-            | Deed::Count(_) => {}
+            | Deed::Count(_)
+            | Deed::Notice(_) => {}
             Deed::Read { .. } => delay = self.store_takes(),
             Deed::ReadBodies { wanted, .. } => {
                 delay = self.store_takes();
@@ -150,8 +151,8 @@ impl World {
         }
         let step = match deed {
             Deed::Send(sending) => return self.send(node, *sending),
-            // What others see of lanes is looked at where it is made.
-            Deed::Show(_) => return Ok(()),
+            // What others see of lanes is looked at where it is made; whom people are told is nobody's promise here.
+            Deed::Show(_) | Deed::Notice(_) => return Ok(()),
             Deed::FindWork => Step::FindWork { node, incarnation, after: None },
             Deed::Restamp { life, endpoint } => {
                 Step::Restamp { node, incarnation, life, endpoint: endpoint_number(endpoint), after: 0 }
@@ -263,7 +264,9 @@ impl World {
                 self.later(delay, Step::HandOver { node, member, partitions, in_flight });
                 return Ok(());
             }
-            Deed::Send(_) | Deed::FindWork | Deed::Restamp { .. } | Deed::Show(_) => unreachable!("not a question to the store"),
+            Deed::Send(_) | Deed::FindWork | Deed::Restamp { .. } | Deed::Show(_) | Deed::Notice(_) => {
+                unreachable!("not a question to the store")
+            }
         };
         let delay = self.soon(5);
         self.later(delay, Step::Arrives { node, incarnation, member, wake: Box::new(wake) });

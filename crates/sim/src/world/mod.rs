@@ -661,6 +661,7 @@ fn turns(deed: &Deed) -> Vec<usize> {
         | Deed::See { .. }
         | Deed::Show(_)
         | Deed::Count(_)
+        | Deed::Notice(_)
         | Deed::HandOver { .. } => vec![],
     }
 }

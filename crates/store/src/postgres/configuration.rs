@@ -528,7 +528,10 @@ pub(super) async fn disable_endpoint(connection: &Connection, id: EndpointId, no
     take_lock(connection).await?;
     let disabled = connection.query_opt(DISABLE_ENDPOINT, &[&id.to_bytes().as_slice(), &now.as_millis()]).await?;
     if let Some(row) = disabled {
-        touch_tenant(connection, &row::parsed(&row, "tenant", TenantId::parse)?, now).await?;
+        let tenant = row::parsed(&row, "tenant", TenantId::parse)?;
+        touch_tenant(connection, &tenant, now).await?;
+        // Together with it: whoever tells people of it finds it here, whatever happens in between.
+        write_audit(connection, &Audit::auto_disabled(id, &tenant), now).await?;
         raise(connection, "configuration").await?;
     }
     Ok(())

@@ -6,7 +6,7 @@ use crate::Error;
 use crate::columns::corrupt;
 use crate::migrations::{Steps, check_usable};
 
-const STEPS: Steps = crate::migrations::steps!("postgres");
+pub(super) const STEPS: Steps = crate::migrations::steps!("postgres");
 
 /// Whoever holds it may change the schema: `posthast` in ASCII.
 const LOCK: i64 = 0x706f_7374_6861_7374;

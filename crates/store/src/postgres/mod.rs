@@ -8,6 +8,7 @@ mod committer;
 mod configuration;
 mod connection;
 mod events;
+mod examination;
 mod history;
 mod housekeeping;
 mod in_flight;
@@ -150,21 +151,27 @@ impl Database {
 }
 
 async fn check_server(connection: &Connection) -> Result<(), Problem> {
-    let row = connection.query_one(SELECT_SETTINGS, &[]).await?;
-    let refused = if row::column::<i32>(&row, "version")? < OLDEST_SERVER {
-        "this PostgreSQL is older than version 14; upgrade it"
-    } else if row::text(&row, "fsync")? == "off" {
-        "this PostgreSQL runs with fsync = off and may lose what it has acknowledged; switch it on"
-    } else if row::text(&row, "full_page_writes")? == "off" {
-        "this PostgreSQL runs with full_page_writes = off and may be damaged by a power cut; switch it on"
-    } else if row::column(&row, "is_standby")? {
-        "this PostgreSQL is a standby that cannot be written to; name the primary"
-    } else if row::text(&row, "read_only")? == "on" {
-        "this PostgreSQL takes no writes (default_transaction_read_only = on); name the primary, or switch that off"
+    match unfit(&connection.query_one(SELECT_SETTINGS, &[]).await?)? {
+        None => Ok(()),
+        Some(refused) => Err(Error::Unusable(refused.to_owned()).into()),
+    }
+}
+
+/// Why nothing can be kept on this server, if so.
+fn unfit(row: &tokio_postgres::Row) -> Result<Option<&'static str>, Error> {
+    Ok(if row::column::<i32>(row, "version")? < OLDEST_SERVER {
+        Some("this PostgreSQL is older than version 14; upgrade it")
+    } else if row::text(row, "fsync")? == "off" {
+        Some("this PostgreSQL runs with fsync = off and may lose what it has acknowledged; switch it on")
+    } else if row::text(row, "full_page_writes")? == "off" {
+        Some("this PostgreSQL runs with full_page_writes = off and may be damaged by a power cut; switch it on")
+    } else if row::column(row, "is_standby")? {
+        Some("this PostgreSQL is a standby that cannot be written to; name the primary")
+    } else if row::text(row, "read_only")? == "on" {
+        Some("this PostgreSQL takes no writes (default_transaction_read_only = on); name the primary, or switch that off")
     } else {
-        return Ok(());
-    };
-    Err(Error::Unusable(refused.to_owned()).into())
+        None
+    })
 }
 
 /// A node with another key than the database's could read no secret, and would write some that nobody else can.

@@ -436,6 +436,8 @@ pub(super) fn disable_endpoint(connection: &Connection, state: &mut State, id: E
         row::first(update.query(params![id.to_bytes(), now.as_millis()])?, |row| row::parsed(row, "tenant", TenantId::parse))?;
     if let Some(tenant) = tenant {
         touch_tenant(connection, &tenant, now)?;
+        // Together with it: whoever tells people of it finds it here, whatever happens in between.
+        write_audit(connection, &Audit::auto_disabled(id, &tenant), now)?;
         raise(connection, "configuration")?;
         state.forget_versions();
     }

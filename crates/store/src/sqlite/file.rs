@@ -13,9 +13,9 @@ use crate::{Error, Options};
 use super::migrations;
 
 /// Up to this size every page is looked at when it is opened: some tenths of a second.
-const CHECKED_BYTES_MAX: u64 = 64 * 1024 * 1024;
-const LOCK: &str = "posthaste.lock";
-const MARKER: &str = "posthaste.running";
+pub(super) const CHECKED_BYTES_MAX: u64 = 64 * 1024 * 1024;
+pub(super) const LOCK: &str = "posthaste.lock";
+pub(super) const MARKER: &str = "posthaste.running";
 pub(super) const DATABASE: &str = "posthaste.db";
 /// Written into the lock once there is a database, so that an empty one is never taken for a new one.
 const INITIALISED: &[u8] = b"initialised\n";
@@ -109,7 +109,7 @@ fn damaged(data_dir: &Path, what: &str) -> Error {
 }
 
 /// The last commit that was acknowledged, as far as it was noted.
-fn marked(marker_path: &Path) -> i64 {
+pub(super) fn marked(marker_path: &Path) -> i64 {
     let noted = std::fs::read(marker_path).unwrap_or_default();
     noted.get(..8).and_then(|bytes| bytes.try_into().ok()).map_or(0, i64::from_le_bytes)
 }

@@ -4,6 +4,7 @@ mod backlog;
 mod cluster;
 mod configuration;
 mod events;
+mod examination;
 mod file;
 mod history;
 mod housekeeping;
