@@ -524,5 +524,8 @@ const SELECT_OF_DELETED: &str = "SELECT w.endpoint, w.id, w.seq FROM endpoints p
         WHERE d.endpoint = p.id AND d.status = 'waiting' AND d.ordering_key IS NOT NULL LIMIT $1)) w
      WHERE p.deleted_at_ms IS NOT NULL LIMIT $1";
 /// The oldest rows of each tenant that are older than its retention, and due for as long.
-const SELECT_STALE: &str = "SELECT d.endpoint, d.id, d.seq FROM tenants t JOIN deliveries d ON d.tenant = t.id
-     WHERE d.seq <= t.swept_to AND d.status = 'waiting' AND d.due_at_ms <= $1 - t.retention_ms LIMIT $2";
+const SELECT_STALE: &str = "SELECT old.endpoint, old.id, old.seq FROM tenants t CROSS JOIN LATERAL (
+       SELECT d.endpoint, d.id, d.seq FROM deliveries d
+       WHERE d.tenant = t.id AND d.seq <= t.swept_to AND d.status = 'waiting' AND d.due_at_ms <= $1 - t.retention_ms
+       ORDER BY d.tenant, d.seq LIMIT $2) old
+     LIMIT $2";

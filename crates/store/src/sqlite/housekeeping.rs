@@ -224,6 +224,22 @@ fn reseal(store: &Sqlite, connection: &Connection, limits: &Housekeeping) -> Res
     Ok(count)
 }
 
+/// By endpoint, so that the backlog of those that are well is not read: a plain join would begin with the backlog.
+fn select_of_deleted(queue: &lanes::Queue) -> String {
+    let predicate =
+        queue.predicate.replace("status", "d.status").replace("is_later", "d.is_later").replace("ordering_key", "d.ordering_key");
+    format!(
+        "SELECT d.endpoint, d.id, d.seq FROM endpoints p CROSS JOIN deliveries d INDEXED BY {} ON d.endpoint = p.id
+         WHERE p.deleted_at_ms IS NOT NULL AND {predicate} LIMIT ?1",
+        queue.index
+    )
+}
+
+/// The oldest rows of each tenant that are older than its retention, and due for as long. By tenant, for the same reason.
+const SELECT_STALE: &str =
+    "SELECT d.endpoint, d.id, d.seq FROM tenants t CROSS JOIN deliveries d INDEXED BY deliveries_by_tenant ON d.tenant = t.id
+     WHERE d.seq <= t.swept_to AND d.status = 'waiting' AND d.due_at_ms <= ?1 - t.retention_ms LIMIT ?2";
+
 fn overdue(connection: &Connection, now: Timestamp, rows_max: usize) -> Result<Vec<Overdue>, Error> {
     let mut found = Vec::new();
     let read = |why: OverdueReason| {
@@ -245,28 +261,38 @@ fn overdue(connection: &Connection, now: Timestamp, rows_max: usize) -> Result<V
         if found.len() >= rows_max {
             break;
         }
-        // By endpoint, so that the backlog of those that are well is not read.
-        let deleted = format!(
-            "SELECT d.endpoint, d.id, d.seq FROM endpoints p JOIN deliveries d INDEXED BY {} ON d.endpoint = p.id
-             WHERE p.deleted_at_ms IS NOT NULL AND {} LIMIT ?1",
-            queue.index,
-            queue
-                .predicate
-                .replace("status", "d.status")
-                .replace("is_later", "d.is_later")
-                .replace("ordering_key", "d.ordering_key")
-        );
+        let deleted = select_of_deleted(&queue);
         let room = limit(rows_max - found.len());
         found.extend(row::all(connection.prepare_cached(&deleted)?.query([room])?, read(OverdueReason::EndpointDeleted))?);
     }
     if found.len() < rows_max {
-        // The oldest rows of each tenant that are older than its retention, and due for as long.
-        let mut stale = connection.prepare_cached(
-            "SELECT d.endpoint, d.id, d.seq FROM tenants t JOIN deliveries d ON d.tenant = t.id
-             WHERE d.seq <= t.swept_to AND d.status = 'waiting' AND d.due_at_ms <= ?1 - t.retention_ms LIMIT ?2",
-        )?;
+        let mut stale = connection.prepare_cached(SELECT_STALE)?;
         let room = limit(rows_max - found.len());
         found.extend(row::all(stale.query(params![now.as_millis(), room])?, read(OverdueReason::Expired))?);
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It is asked every second, whatever waits.
+    #[test]
+    fn what_is_overdue_is_found_without_reading_the_backlog() {
+        let mut connection = Connection::open_in_memory().expect("a database");
+        super::super::migrations::run(&mut connection).expect("a schema");
+        let plan = |sql: &str| -> Vec<String> {
+            let mut explained = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).expect("a statement");
+            // What its parameters are makes no difference, as long as there are as many.
+            let unbound = rusqlite::params_from_iter(vec![None::<i64>; explained.parameter_count()]);
+            let words = explained.query_map(unbound, |row| row.get("detail")).expect("a plan");
+            words.collect::<Result<_, _>>().expect("words")
+        };
+        let selects = lanes::QUEUES.iter().map(select_of_deleted).chain([SELECT_STALE.to_owned()]);
+        for select in selects {
+            let steps = plan(&select);
+            assert!(steps.iter().any(|step| step.starts_with("SEARCH d USING INDEX")), "{select}\n{steps:?}");
+        }
+    }
 }
