@@ -618,8 +618,8 @@ impl Window {
                 wants.push(Want::Later(class));
             }
         }
-        // Heads that are not yet due take no place from those that are.
-        if self.heads_more && self.heads.len() - self.keyed_waiting.len() < low_water {
+        // Heads that are not yet due take no place from those that are. (A planted bug has more of them than there are heads.)
+        if self.heads_more && self.heads.len().saturating_sub(self.keyed_waiting.len()) < low_water {
             wants.push(Want::Heads { after: self.heads_after.clone() });
         }
         wants.extend(self.heads_wanted.iter().cloned().map(Want::Head));

@@ -174,8 +174,8 @@ const CASES: &[Case] = &[
         }),
         look: "SELECT (SELECT count(*) FROM deliveries WHERE status = 'cancelled') || ' ' || (SELECT status FROM endpoints) || ' ' || (SELECT count(*) FROM audit)",
         before: "0 active 4",
-        after: "1 disabled 5",
-        again: "1 disabled 5",
+        after: "1 disabled 6",
+        again: "1 disabled 6",
         writes: Writes::Both,
     },
     Case {
