@@ -3,9 +3,6 @@
 //! First tries, retries, replays and test-sends all come through here. What the answer means is decided by the core, and
 //! recorded, when the owner hears of it.
 
-use std::time::Duration;
-
-use posthaste_core::delivery::Outcome;
 use posthaste_core::id::AttemptId;
 use posthaste_sender::request::{self, Try};
 use posthaste_sender::{Client, Posted};
@@ -33,27 +30,18 @@ pub(crate) async fn attempt(store: &dyn Store, client: &Client, lease: &Lease, s
 }
 
 async fn post(store: &dyn Store, client: &Client, lease: &Lease, sending: &Sending) -> Option<Posted> {
-    let not_sent = |error: &str| {
-        Some(Posted {
-            outcome: Outcome::Blocked,
-            response_time: Duration::ZERO,
-            timings: posthaste_sender::Timings::default(),
-            preview: None,
-            error: Some(error.to_owned()),
-        })
-    };
     let now = store.wall_clock();
     let target = &sending.target;
-    let url = match &target.url {
-        Ok(url) => url,
-        Err(rule) => return not_sent(&rule.to_string()),
+    let address = match &target.address {
+        Ok(address) => address,
+        Err(rule) => return Some(Posted::blocked(rule.to_string())),
     };
-    let Ok(signer) = target.signer_at(now) else { return not_sent("the endpoint's secret cannot be read") };
+    let Ok(signer) = target.signer_at(now) else { return Some(Posted::blocked("the endpoint's secret cannot be read")) };
     let one_try = Try {
         delivery: sending.errand.delivery,
         attempt: sending.number,
         event: &sending.event,
-        url,
+        address,
         signer: &signer,
         payload_format: target.stored.endpoint.payload_format,
         headers: &target.stored.endpoint.headers,
@@ -65,5 +53,5 @@ async fn post(store: &dyn Store, client: &Client, lease: &Lease, sending: &Sendi
     if lease.has_ended() {
         return None;
     }
-    Some(client.post(request, sending.timeout, now).await)
+    Some(client.post(address, request, sending.timeout, now).await)
 }

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use http::Uri;
 use posthaste_core::destination::Refused;
 use posthaste_core::endpoint::Policies;
 use posthaste_core::scheduler::{LaneConfig, TenantConfig};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Mode;
-use posthaste_sender::request::{self, SecretError, Signer};
+use posthaste_sender::request::{Address, SecretError, Signer};
 use posthaste_store::{StoredEndpoint, StoredTenant, TakenUp};
 
 use crate::Options;
@@ -17,7 +16,7 @@ use crate::Options;
 #[derive(Debug)]
 pub struct Target {
     pub(crate) stored: StoredEndpoint,
-    pub(crate) url: Result<Uri, Refused>,
+    pub(crate) address: Result<Address, Refused>,
     /// With the secrets that are in force for good. During an overlap it is made anew for each attempt.
     signer: Option<Arc<Signer>>,
 }
@@ -25,8 +24,8 @@ pub struct Target {
 impl Target {
     pub(crate) fn new(stored: StoredEndpoint) -> Target {
         let is_overlap = stored.secrets.iter().any(|secret| secret.until.is_some());
-        let url = request::url(&stored.endpoint.url);
-        let mut target = Target { stored, url, signer: None };
+        let address = Address::parse(&stored.endpoint.url);
+        let mut target = Target { stored, address, signer: None };
         if !is_overlap {
             target.signer = target.signer_at(Timestamp::MAX).ok();
         }

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::{Request, Uri};
+use http::Request;
 use http_body_util::{BodyExt, Full};
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -23,7 +23,7 @@ use posthaste_core::event::{Data, Event, EventType, Timing};
 use posthaste_core::id::{DeliveryId, EventId, TenantId};
 use posthaste_core::text::Labels;
 use posthaste_core::time::Timestamp;
-use posthaste_sender::request::{self, Signer, Try};
+use posthaste_sender::request::{self, Address, Signer, Try};
 use posthaste_sender::{Client, Options, Policy};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -46,13 +46,13 @@ async fn main() {
         place.and_then(|place| arguments.get(place + 1)).map_or(usual, |text| text.parse().expect("a whole number"))
     };
     let (time, tasks) = (Duration::from_secs(number("--seconds", 5)), usize::try_from(number("--tasks", 64)).unwrap());
-    let (mut receiver, url) = start_receiver();
+    let (mut receiver, address) = start_receiver();
     println!("{tasks} tasks, {PAYLOAD_BYTES} bytes of payload, plain HTTP/1.1 on this machine, medians of {ROUNDS} rounds in turn");
     println!("{:<28} {:>10} {:>20}", "", "POSTs/s", "CPU ms per 1,000");
     let jobs = [
-        ("bare client", bare_client(&url)),
-        ("sender: post", poster(&url, false)),
-        ("sender: build, sign, post", poster(&url, true)),
+        ("bare client", bare_client(&address)),
+        ("sender: post", poster(&address, false)),
+        ("sender: build, sign, post", poster(&address, true)),
     ];
     let mut measured = jobs.each_ref().map(|_| Vec::new());
     for round in 0..=ROUNDS {
@@ -130,12 +130,12 @@ fn processor_time() -> Duration {
 }
 
 /// The request that everybody sends, the bare client too.
-fn built(url: &Uri, event: &Event, signer: &Signer) -> Request<Full<Bytes>> {
+fn built(address: &Address, event: &Event, signer: &Signer) -> Request<Full<Bytes>> {
     request::build(&Try {
         delivery: DeliveryId::from_bytes(1_u128.to_be_bytes()),
         attempt: 1,
         event,
-        url,
+        address,
         signer,
         payload_format: PayloadFormat::Envelope,
         headers: &Headers::default(),
@@ -164,11 +164,11 @@ fn signer() -> Signer {
     Signer::new(&Signing::Standard, ["whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"]).unwrap()
 }
 
-fn bare_client(url: &Uri) -> Job {
+fn bare_client(address: &Address) -> Job {
     let mut connector = HttpConnector::new();
     connector.set_nodelay(true);
     let client: legacy::Client<HttpConnector, Full<Bytes>> = legacy::Client::builder(TokioExecutor::new()).build(connector);
-    let prepared = built(url, &event(), &signer());
+    let prepared = built(address, &event(), &signer());
     Arc::new(move || {
         let (client, request) = (client.clone(), prepared.clone());
         Box::pin(async move {
@@ -179,27 +179,27 @@ fn bare_client(url: &Uri) -> Job {
     })
 }
 
-fn poster(url: &Uri, anew: bool) -> Job {
+fn poster(address: &Address, anew: bool) -> Job {
     let policy = Policy { allowed_networks: vec!["127.0.0.0/8".parse().unwrap()], allow_http: true, public_host: None };
     let client = Client::new(&Options { policy, ..Options::default() }).unwrap();
-    let (url, event, signer) = (url.clone(), event(), signer());
-    let prepared = built(&url, &event, &signer);
+    let (address, event, signer) = (Arc::new(address.clone()), event(), signer());
+    let prepared = built(&address, &event, &signer);
     Arc::new(move || {
-        let request = if anew { built(&url, &event, &signer) } else { prepared.clone() };
-        let client = client.clone();
+        let request = if anew { built(&address, &event, &signer) } else { prepared.clone() };
+        let (client, address) = (client.clone(), Arc::clone(&address));
         Box::pin(async move {
-            let posted = client.post(request, Duration::from_secs(10), Timestamp::from_millis(0)).await;
+            let posted = client.post(&address, request, Duration::from_secs(10), Timestamp::from_millis(0)).await;
             assert!(matches!(posted.outcome, Outcome::Answered { status: 200, .. }), "{posted:?}");
         })
     })
 }
 
-fn start_receiver() -> (Child, Uri) {
+fn start_receiver() -> (Child, Address) {
     let this = std::env::current_exe().unwrap();
     let mut child = Command::new(this).arg("receiver").stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    (child, line.trim().parse().unwrap())
+    (child, Address::parse(line.trim()).unwrap())
 }
 
 /// Reads requests and answers them, as cheaply as it can.

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::RETRY_AFTER;
-use http::{Request, Response, Uri};
+use http::{Request, Response};
 use http_body_util::Full;
 use hyper::body::Incoming;
 use posthaste_core::delivery::{NoConnection, Outcome, Silence};
-use posthaste_core::destination::{Destination, Policy, Refused};
+use posthaste_core::destination::{Destination, Policy};
 use posthaste_core::retry_after;
 use posthaste_core::time::Timestamp;
 use tokio::time::Instant;
@@ -23,6 +23,7 @@ use crate::options::{Options, OptionsError};
 use crate::pool::{ConnectionCounts, Lease, Pool, Visit};
 use crate::preview::{self, Preview};
 use crate::redact::OwnSecrets;
+use crate::request::Address;
 
 pub use crate::preview::RESPONSE_PREVIEW_BYTES_MAX;
 
@@ -46,6 +47,13 @@ pub struct Posted {
     /// The beginning of the answer's body, without what looks like a secret.
     pub preview: Option<String>,
     pub error: Option<String>,
+}
+
+impl Posted {
+    /// Nothing was sent, because a rule forbids it.
+    pub fn blocked(rule: impl Into<String>) -> Posted {
+        failed(Failure { outcome: Outcome::Blocked, error: rule.into() }, Duration::ZERO, Timings::default())
+    }
 }
 
 /// Where the time went; `None` for what did not happen, as on a connection that was open.
@@ -90,24 +98,15 @@ impl Client {
         self.pool.idle_connections()
     }
 
-    /// Sends, and waits at most `timeout` for the head of an answer. `now` is only for reading dates in it.
+    /// Sends it there, whatever the request's own URI is, and waits at most `timeout` for the head of an answer. `now` is only for
+    /// reading dates in it.
     /// Whatever the receiver does, this is over within the timeout and a second.
-    pub async fn post(&self, request: Request<Full<Bytes>>, timeout: Duration, now: Timestamp) -> Posted {
+    pub async fn post(&self, to: &Address, request: Request<Full<Bytes>>, timeout: Duration, now: Timestamp) -> Posted {
         let started = Instant::now();
         let secrets = OwnSecrets::of(request.headers());
         let mut timings = Timings::default();
-        let text = request.uri().to_string();
-        let destination = match Destination::parse(&text) {
-            Ok(destination) => destination,
-            Err(rule) => return failed(Failure::refused(&rule), started.elapsed(), timings),
-        };
-        // Mostly it is in its one spelling already.
-        let url = if destination.as_str() == text { Ok(request.uri().clone()) } else { destination.as_str().parse() };
-        let Ok(url) = url else {
-            return failed(Failure::refused(&Refused::Unreadable("it cannot be sent in a request")), started.elapsed(), timings);
-        };
-        let mut visit = self.pool.visit(&destination);
-        let sent = self.send(&mut visit, &destination, &url, request, started + timeout, &mut timings).await;
+        let mut visit = self.pool.visit(&to.destination);
+        let sent = self.send(&mut visit, to, request, started + timeout, &mut timings).await;
         let response_time = started.elapsed();
         match sent {
             Ok((response, lease)) => {
@@ -146,13 +145,12 @@ impl Client {
     async fn send<'a>(
         &self,
         visit: &'a mut Visit,
-        destination: &Destination,
-        url: &Uri,
+        to: &Address,
         mut request: Request<Full<Bytes>>,
         deadline: Instant,
         timings: &mut Timings,
     ) -> Result<(Response<Incoming>, Lease<'a>), Failure> {
-        self.pool.policy().check(destination).map_err(|rule| Failure::refused(&rule))?;
+        self.pool.policy().check(&to.destination).map_err(|rule| Failure::refused(&rule))?;
         if within(deadline, visit.wait_for_slot()).await.is_none() {
             let error = "all connections to this host were in use for the whole time";
             return Err(Failure::not_sent(NoConnection::Connect, error));
@@ -161,12 +159,12 @@ impl Client {
         loop {
             let (mut lease, is_new) = match visit.take() {
                 Some(lease) => (lease, false),
-                None => (self.dial(visit, destination, deadline, timings).await?, true),
+                None => (self.dial(visit, &to.destination, deadline, timings).await?, true),
             };
             let sending = Instant::now();
             // Only a connection that was used before is worth a second try, and only HTTP/2 can refuse after it has seen it.
             let spare = (!is_new && lease.is_shared()).then(|| request.clone());
-            let answer = within(deadline, lease.connection().send(request, url)).await;
+            let answer = within(deadline, lease.connection().send(request, to)).await;
             timings.first_byte = Some(sending.elapsed());
             match answer {
                 Some(Ok(response)) => return Ok((response, lease)),

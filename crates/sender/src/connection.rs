@@ -23,6 +23,7 @@ use tokio::task::JoinSet;
 use tokio_rustls::client::TlsStream;
 
 use crate::meter::{Meter, Metered};
+use crate::request::Address;
 
 /// The head of an answer. Enough for any framework's cookies and policies; beyond it somebody tries something.
 const HEAD_BYTES_MAX: usize = 32 * 1024;
@@ -167,8 +168,8 @@ impl Connection {
         }
     }
 
-    /// Sends, and waits for the head of an answer. `url` is where the request goes, whatever its own URI has been made.
-    pub(crate) async fn send(&mut self, mut request: Request<Body>, url: &Uri) -> Result<Response<Incoming>, SendError> {
+    /// Sends, and waits for the head of an answer. `to` is where the request goes, whatever its own URI has been made.
+    pub(crate) async fn send(&mut self, mut request: Request<Body>, to: &Address) -> Result<Response<Incoming>, SendError> {
         match &mut self.wire {
             Wire::Http1(send) => {
                 // It may just have been closed, or be finishing the answer before.
@@ -176,15 +177,15 @@ impl Connection {
                     return Err(SendError::Unsent(Box::new(request), error));
                 }
                 *request.version_mut() = Version::HTTP_11;
-                *request.uri_mut() = url.path_and_query().map_or(Uri::from_static("/"), |path| Uri::from(path.clone()));
+                *request.uri_mut() = to.url.path_and_query().map_or(Uri::from_static("/"), |path| Uri::from(path.clone()));
                 if !request.headers().contains_key(HOST) {
-                    request.headers_mut().insert(HOST, crate::request::host_header(url));
+                    request.headers_mut().insert(HOST, to.host.clone());
                 }
                 send.try_send_request(request).await.map_err(not_sent)
             }
             Wire::Http2(send) => {
                 *request.version_mut() = Version::HTTP_2;
-                *request.uri_mut() = url.clone();
+                *request.uri_mut() = to.url.clone();
                 request.headers_mut().remove(HOST);
                 send.try_send_request(request).await.map_err(not_sent)
             }

@@ -29,3 +29,4 @@ pub use client::{Client, Posted, RESPONSE_PREVIEW_BYTES_MAX, Reached, Timings};
 pub use options::{NameServers, Options, OptionsError, Proxy, Roots};
 pub use pool::ConnectionCounts;
 pub use posthaste_core::destination::Policy;
+pub use request::Address;

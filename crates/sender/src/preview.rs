@@ -73,6 +73,9 @@ fn compression(headers: &HeaderMap) -> Option<String> {
 
 /// As text that every store and every screen takes.
 fn in_text(kept: &[u8], secrets: &OwnSecrets) -> Option<String> {
+    if kept.is_empty() {
+        return None;
+    }
     let text: String = String::from_utf8_lossy(kept)
         .chars()
         .map(|character| if character.is_control() && !"\n\r\t".contains(character) { '\u{fffd}' } else { character })

@@ -13,7 +13,6 @@ use posthaste_core::destination::{Destination, Refused};
 use posthaste_core::endpoint::{HeaderNames, Headers, HexPrefix, PayloadFormat, Signing};
 use posthaste_core::event::Event;
 use posthaste_core::id::DeliveryId;
-use posthaste_core::text::Version;
 use posthaste_core::time::Timestamp;
 pub use posthaste_signing::SecretError;
 use posthaste_signing::{HexSecret, Key, Secret, SigningKey, standard, timestamp_hex};
@@ -25,8 +24,7 @@ pub struct Try<'a> {
     /// Counted from 1.
     pub attempt: u32,
     pub event: &'a Event,
-    /// From [`url`].
-    pub url: &'a Uri,
+    pub address: &'a Address,
     pub signer: &'a Signer,
     pub payload_format: PayloadFormat,
     /// The endpoint's own.
@@ -35,10 +33,24 @@ pub struct Try<'a> {
     pub now: Timestamp,
 }
 
-/// An endpoint's URL in the spelling that is sent. Whether it may be sent to is asked when it is.
-pub fn url(text: &str) -> Result<Uri, Refused> {
-    let destination = Destination::parse(text)?;
-    destination.as_str().parse().map_err(|_| Refused::Unreadable("it cannot be sent in a request"))
+/// An endpoint's URL, read once and not for every try, in the spelling that is sent. Whether it may be sent to is asked when it is.
+#[derive(Clone, Debug)]
+pub struct Address {
+    pub(crate) destination: Destination,
+    pub(crate) url: Uri,
+    /// Host and port as the URL has them.
+    pub(crate) host: HeaderValue,
+}
+
+impl Address {
+    pub fn parse(text: &str) -> Result<Address, Refused> {
+        let destination = Destination::parse(text)?;
+        let unsendable = || Refused::Unreadable("it cannot be sent in a request");
+        let url: Uri = destination.as_str().parse().map_err(|_| unsendable())?;
+        let authority = url.authority().ok_or_else(unsendable)?;
+        let host = HeaderValue::from_str(authority.as_str()).map_err(|_| unsendable())?;
+        Ok(Address { destination, url, host })
+    }
 }
 
 /// Signs as one endpoint wants it, with each of the secrets that are in force.
@@ -102,11 +114,16 @@ impl fmt::Debug for StandardKey {
     }
 }
 
+const WEBHOOK_ID: HeaderName = HeaderName::from_static("webhook-id");
+const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp");
+const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
+const DELIVERY: HeaderName = HeaderName::from_static("posthaste-delivery");
+const ATTEMPT: HeaderName = HeaderName::from_static("posthaste-attempt");
 const USER_AGENT_VALUE: &str = concat!("Posthaste/", env!("CARGO_PKG_VERSION"));
 
 /// Everything a receiver gets.
 pub fn build(one_try: &Try<'_>) -> Request<Full<Bytes>> {
-    let Try { delivery, attempt, event, url, signer, payload_format, headers: own, now } = one_try;
+    let Try { delivery, attempt, event, address, signer, payload_format, headers: own, now } = one_try;
     let (body, content_type) = match payload_format {
         PayloadFormat::Envelope => (envelope(event), "application/json"),
         PayloadFormat::Data => (event.data.as_str().to_owned(), "application/json"),
@@ -115,28 +132,29 @@ pub fn build(one_try: &Try<'_>) -> Request<Full<Bytes>> {
     let seconds = now.as_seconds();
     let mut headers = HeaderMap::with_capacity(16);
     // Some servers insist on its being the first.
-    headers.insert(HOST, host_header(url));
+    headers.insert(HOST, address.host.clone());
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE));
-    let mut set = |name: &str, value: &str| {
-        let name = HeaderName::from_bytes(name.as_bytes()).expect("our names, and those that an endpoint chose, were checked");
-        let value = HeaderValue::from_str(value).expect("ids, numbers, hex and base64 are visible ASCII");
+    let mut set = |name: HeaderName, value: String| {
+        let value = HeaderValue::try_from(value).expect("ids, numbers, hex and base64 are visible ASCII");
         headers.insert(name, value);
     };
-    set("webhook-id", event.id.as_str());
-    set("posthaste-delivery", &delivery.to_string());
-    set("posthaste-attempt", &attempt.to_string());
+    let delivery = delivery.to_string();
+    set(WEBHOOK_ID, event.id.as_str().to_owned());
+    set(DELIVERY, delivery.clone());
+    set(ATTEMPT, attempt.to_string());
     match signer {
         Signer::Standard(keys) => {
             let keys: Vec<Key<'_>> = keys.iter().map(StandardKey::as_key).collect();
-            set("webhook-timestamp", &seconds.to_string());
-            set("webhook-signature", &standard::sign(&keys, event.id.as_str(), seconds, body.as_bytes()));
+            set(WEBHOOK_TIMESTAMP, seconds.to_string());
+            set(WEBHOOK_SIGNATURE, standard::sign(&keys, event.id.as_str(), seconds, body.as_bytes()));
         }
         Signer::TimestampHex { secrets, prefix, header_names } => {
-            set(header_names.id(), event.id.as_str());
-            set(header_names.delivery(), &delivery.to_string());
-            set(header_names.timestamp(), &seconds.to_string());
-            set(header_names.signature(), &timestamp_hex::sign(secrets, prefix.as_str(), seconds, body.as_bytes()));
+            let name = |chosen: &str| HeaderName::from_bytes(chosen.as_bytes()).expect("names that an endpoint chose were checked");
+            set(name(header_names.id()), event.id.as_str().to_owned());
+            set(name(header_names.delivery()), delivery);
+            set(name(header_names.timestamp()), seconds.to_string());
+            set(name(header_names.signature()), timestamp_hex::sign(secrets, prefix.as_str(), seconds, body.as_bytes()));
         }
     }
     for (name, value) in own.iter() {
@@ -147,7 +165,7 @@ pub fn build(one_try: &Try<'_>) -> Request<Full<Bytes>> {
     }
     let mut request = Request::new(Full::new(Bytes::from(body)));
     *request.method_mut() = Method::POST;
-    *request.uri_mut() = (*url).clone();
+    *request.uri_mut() = address.url.clone();
     *request.headers_mut() = headers;
     request
 }
@@ -161,40 +179,56 @@ impl StandardKey {
     }
 }
 
-/// Host and port as the URL has them.
-pub(crate) fn host_header(url: &Uri) -> HeaderValue {
-    let authority = url.authority().map(http::uri::Authority::as_str).unwrap_or_default();
-    HeaderValue::from_str(authority).unwrap_or(HeaderValue::from_static(""))
-}
+/// What an envelope has around its payload, at most: three names of 128 characters, a version of 64, and the words between them.
+const AROUND_DATA_BYTES: usize = 640;
 
 /// `data` goes in as it came, to the byte; everything around it is ours.
 fn envelope(event: &Event) -> String {
-    let quoted = |text: &str| serde_json::Value::from(text).to_string();
-    format!(
-        "{{\"id\":{},\"type\":{},\"version\":{},\"tenant\":{},\"timestamp\":{},\"data\":{}}}",
-        quoted(event.id.as_str()),
-        quoted(event.event_type.as_str()),
-        event.version.as_ref().map(Version::as_str).map_or("null".to_owned(), quoted),
-        quoted(event.tenant.as_str()),
-        quoted(&event.timestamp.to_rfc3339()),
-        event.data.as_str(),
-    )
+    let mut text = String::with_capacity(event.data.as_str().len() + AROUND_DATA_BYTES);
+    field(&mut text, "{\"id\":", event.id.as_str());
+    field(&mut text, ",\"type\":", event.event_type.as_str());
+    match &event.version {
+        Some(version) => field(&mut text, ",\"version\":", version.as_str()),
+        None => text.push_str(",\"version\":null"),
+    }
+    field(&mut text, ",\"tenant\":", event.tenant.as_str());
+    field(&mut text, ",\"timestamp\":", &event.timestamp.to_rfc3339());
+    payload(&mut text, event);
+    text
 }
 
 /// `CloudEvents` 1.0 in structured mode. Whose event it is makes the source; id and source together are unique, as it asks.
 fn cloud_event(event: &Event) -> String {
-    let quoted = |text: &str| serde_json::Value::from(text).to_string();
-    let version = event.version.as_ref().map(|version| format!("\"version\":{},", quoted(version.as_str()))).unwrap_or_default();
-    format!(
-        "{{\"specversion\":\"1.0\",\"id\":{},\"source\":{},\"type\":{},\"time\":{},\"tenant\":{},{version}\
-         \"datacontenttype\":\"application/json\",\"data\":{}}}",
-        quoted(event.id.as_str()),
-        quoted(&format!("/tenants/{}", event.tenant)),
-        quoted(event.event_type.as_str()),
-        quoted(&event.timestamp.to_rfc3339()),
-        quoted(event.tenant.as_str()),
-        event.data.as_str(),
-    )
+    let mut text = String::with_capacity(event.data.as_str().len() + AROUND_DATA_BYTES);
+    field(&mut text, "{\"specversion\":\"1.0\",\"id\":", event.id.as_str());
+    field(&mut text, ",\"source\":", &format!("/tenants/{}", event.tenant));
+    field(&mut text, ",\"type\":", event.event_type.as_str());
+    field(&mut text, ",\"time\":", &event.timestamp.to_rfc3339());
+    field(&mut text, ",\"tenant\":", event.tenant.as_str());
+    if let Some(version) = &event.version {
+        field(&mut text, ",\"version\":", version.as_str());
+    }
+    text.push_str(",\"datacontenttype\":\"application/json\"");
+    payload(&mut text, event);
+    text
+}
+
+fn payload(text: &mut String, event: &Event) {
+    text.push_str(",\"data\":");
+    text.push_str(event.data.as_str());
+    text.push('}');
+}
+
+/// A name as it is written, and its value in quotes.
+fn field(text: &mut String, name: &str, value: &str) {
+    text.push_str(name);
+    if value.bytes().all(|byte| byte >= b' ' && byte != b'"' && byte != b'\\') {
+        text.push('"');
+        text.push_str(value);
+        text.push('"');
+    } else {
+        text.push_str(&serde_json::Value::from(value).to_string());
+    }
 }
 
 #[cfg(test)]
@@ -204,7 +238,7 @@ mod tests {
     use http_body_util::BodyExt;
     use posthaste_core::event::{Data, EventType, Timing};
     use posthaste_core::id::{EventId, TenantId};
-    use posthaste_core::text::Labels;
+    use posthaste_core::text::{Labels, Version};
     use posthaste_signing::{Received, TOLERANCE};
     use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
     use std::fmt::Write;
@@ -233,7 +267,7 @@ mod tests {
             delivery: DeliveryId::from_bytes(7_u128.to_be_bytes()),
             attempt: 3,
             event: &event(),
-            url: &url("https://Example.com:8443/hooks?x=1#y").unwrap(),
+            address: &Address::parse("https://Example.com:8443/hooks?x=1#y").unwrap(),
             signer: &Signer::new(signing, secrets.iter().copied()).unwrap(),
             payload_format,
             // Checked for another scheme, as happens when an endpoint changes its scheme.
@@ -370,12 +404,19 @@ mod tests {
 
     proptest! {
         #[test]
+        fn whatever_a_value_is_its_quotes_are_those_of_json(value in "[ -~é\u{0}-\u{1f}\u{7f}\u{2028}\"\\\\]{0,12}") {
+            let mut written = String::new();
+            field(&mut written, "", &value);
+            prop_assert_eq!(serde_json::from_str::<String>(&written).unwrap(), value);
+        }
+
+        #[test]
         fn every_url_that_may_be_sent_to_can_be_sent(host in "[a-zé]{1,8}\\.[a-z]{2,4}", rest in "([/?][!-~é]{0,20}){0,3}") {
             let text = format!("https://{host}{rest}");
             let Ok(destination) = Destination::parse(&text) else { return Ok(()) };
-            let uri = url(&text);
-            prop_assert!(uri.is_ok(), "{}", text);
-            prop_assert_eq!(Destination::parse(&uri.unwrap().to_string()), Ok(destination));
+            let address = Address::parse(&text);
+            prop_assert!(address.is_ok(), "{}", text);
+            prop_assert_eq!(Destination::parse(&address.unwrap().url.to_string()), Ok(destination));
         }
     }
 }

@@ -13,7 +13,7 @@ use axum::extract::{Json, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use bytes::Bytes;
-use http::{StatusCode, Uri};
+use http::StatusCode;
 use parking_lot::Mutex;
 use posthaste_core::delivery::Outcome;
 use posthaste_core::endpoint::{Headers, PayloadFormat, Signing};
@@ -21,7 +21,7 @@ use posthaste_core::event::{Data, Event, EventType, Timing};
 use posthaste_core::id::{DeliveryId, EventId, Sequence, TenantId, Unique};
 use posthaste_core::text::Labels;
 use posthaste_core::time::Timestamp;
-use posthaste_sender::request::{self, Signer, Try};
+use posthaste_sender::request::{self, Address, Signer, Try};
 use posthaste_sender::{Client, Options, Policy};
 use posthaste_signing::Secret;
 use serde::{Deserialize, Serialize};
@@ -38,7 +38,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 struct Forwarder {
     client: Client,
-    target: Uri,
+    target: Address,
     signer: Signer,
     headers: Headers,
     sequence: Mutex<Sequence>,
@@ -74,7 +74,7 @@ pub(super) async fn serve(receiver: SocketAddr) -> anyhow::Result<String> {
     let secret = Secret::from_random(rand::random());
     let forwarder = Forwarder {
         client,
-        target: request::url(&format!("http://{receiver}/1/0"))?,
+        target: Address::parse(&format!("http://{receiver}/1/0"))?,
         signer: Signer::new(&Signing::Standard, [secret.reveal()])?,
         headers: Headers::default(),
         sequence: Mutex::default(),
@@ -112,13 +112,13 @@ impl Forwarder {
             delivery: DeliveryId::from_unique(self.unique(now)),
             attempt: 1,
             event: &event,
-            url: &self.target,
+            address: &self.target,
             signer: &self.signer,
             payload_format: PayloadFormat::Envelope,
             headers: &self.headers,
             now,
         };
-        let posted = self.client.post(request::build(&one_try), TIMEOUT, now).await;
+        let posted = self.client.post(&self.target, request::build(&one_try), TIMEOUT, now).await;
         match posted.outcome {
             Outcome::Answered { status: 200..=299, .. } => Ok(event.id),
             Outcome::Answered { .. } | Outcome::Silent(_) | Outcome::NotSent(_) | Outcome::Blocked => {

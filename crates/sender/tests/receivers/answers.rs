@@ -5,10 +5,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderValue, Request};
 use http_body_util::Full;
-use posthaste_core::time::Timestamp;
 use posthaste_sender::Posted;
 
-use crate::receiver::{LONG, OK, Receiver, answering, client, loopback, options, post, read_request, word};
+use crate::receiver::{LONG, OK, Receiver, answering, client, loopback, options, post, read_request, send, word};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
 
@@ -62,7 +61,7 @@ async fn i45_secrets_in_an_answer_are_not_kept_also_those_that_we_sent() {
     let mut own = HeaderValue::from_static("canary-2");
     own.set_sensitive(true);
     let request = Request::post(receiver.url()).header("x-pin", own).body(Full::new(Bytes::new())).unwrap();
-    let posted = client().post(request, LONG, Timestamp::from_millis(0)).await;
+    let posted = send(&client(), request, LONG).await;
     let shown = format!("{posted:?}");
     assert!(!shown.contains("canary"), "{shown}");
     assert!(posted.preview.unwrap().contains("was refused"));

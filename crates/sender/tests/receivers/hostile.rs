@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
-use crate::receiver::{LONG, Receiver, SHORT, client, post, read_request, word};
+use crate::receiver::{LONG, Receiver, SHORT, client, post, read_request, send, word};
 
 /// What a receiver does once it has been called.
 #[derive(Clone)]
@@ -188,7 +188,7 @@ async fn a_receiver_that_does_not_read_is_a_timeout() {
     let body = http_body_util::Full::new(bytes::Bytes::from(vec![b'x'; 32 * 1024 * 1024]));
     let request = http::Request::post(receiver.url()).body(body).unwrap();
     let started = Instant::now();
-    let posted = client().post(request, SHORT, posthaste_core::time::Timestamp::from_millis(0)).await;
+    let posted = send(&client(), request, SHORT).await;
     assert_eq!(word(posted.outcome), "timeout");
     assert!(started.elapsed() < SHORT + Duration::from_secs(1));
 }

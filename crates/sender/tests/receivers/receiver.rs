@@ -11,7 +11,7 @@ use http::Request;
 use http_body_util::Full;
 use posthaste_core::delivery::{NoConnection, Outcome, Silence};
 use posthaste_core::time::Timestamp;
-use posthaste_sender::{Client, Options, Policy, Posted};
+use posthaste_sender::{Address, Client, Options, Policy, Posted};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -39,8 +39,15 @@ pub(crate) fn client() -> Client {
 }
 
 pub(crate) async fn post(client: &Client, url: &str, timeout: Duration) -> Posted {
-    let request = Request::post(url).body(Full::new(Bytes::from_static(b"{\"n\":1}"))).unwrap();
-    client.post(request, timeout, Timestamp::from_millis(0)).await
+    send(client, Request::post(url).body(Full::new(Bytes::from_static(b"{\"n\":1}"))).unwrap(), timeout).await
+}
+
+/// As an attempt does it: a URL that cannot be one is not sent to.
+pub(crate) async fn send(client: &Client, request: Request<Full<Bytes>>, timeout: Duration) -> Posted {
+    match Address::parse(&request.uri().to_string()) {
+        Ok(address) => client.post(&address, request, timeout, Timestamp::from_millis(0)).await,
+        Err(rule) => Posted::blocked(rule.to_string()),
+    }
 }
 
 /// One word for an outcome.
