@@ -25,6 +25,9 @@ pub(crate) struct Course {
     /// How many events a request has in the fourth row
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(2..=1_000))]
     batch: u16,
+    /// Only the row with this name in the JSON: one_endpoint, many_endpoints, fan_out or batches
+    #[arg(long, value_name = "ROW", value_parser = ["one_endpoint", "many_endpoints", "fan_out", "batches"])]
+    only: Option<String>,
     /// Count nothing, to see what counting costs
     #[arg(long, hide = true)]
     metrics_off: bool,
@@ -51,7 +54,7 @@ pub(super) async fn run(ground: &mut Ground, course: &Course) -> anyhow::Result<
     // First what the machine can do, so that both find it in the same state: idle.
     let raw = raw::everything(ground, &course.load).await?;
     let mut rows = Vec::new();
-    for shape in course.shapes() {
+    for shape in course.shapes().into_iter().filter(|shape| course.only.as_deref().is_none_or(|only| only == shape.key)) {
         rows.push(row(ground, course, shape).await?);
     }
     Ok(report(ground, course, &rows, &raw))
