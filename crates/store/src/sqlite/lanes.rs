@@ -137,47 +137,71 @@ pub(super) const QUEUES: [Queue; 3] = [
     Queue { index: "deliveries_keyed", predicate: "status = 'waiting' AND ordering_key IS NOT NULL" },
 ];
 
-const SELECT_FRESH: &str = "SELECT * FROM deliveries INDEXED BY deliveries_fresh
-                            WHERE endpoint = ?1 AND class = ?2 AND status = 'waiting' AND is_later = 0 AND ordering_key IS NULL
-                            ORDER BY timestamp_ms, seq LIMIT ?3";
-const SELECT_LATER: &str = "SELECT * FROM deliveries INDEXED BY deliveries_later
-                            WHERE endpoint = ?1 AND class = ?2 AND status = 'waiting' AND is_later = 1 AND ordering_key IS NULL
-                            ORDER BY due_at_ms, seq LIMIT ?3";
+/// What [`entry`] reads, in its order.
+macro_rules! entry_columns {
+    () => {
+        "id, seq, timestamp_ms, due_at_ms, attempts, is_later, type, is_priority, class, ordering_key, expires_at_ms"
+    };
+}
 
-const SELECT_HEAD: &str = "SELECT * FROM deliveries INDEXED BY deliveries_keyed
+const SELECT_FRESH: &str = concat!(
+    "SELECT ",
+    entry_columns!(),
+    " FROM deliveries INDEXED BY deliveries_fresh
+                            WHERE endpoint = ?1 AND class = ?2 AND status = 'waiting' AND is_later = 0 AND ordering_key IS NULL
+                            ORDER BY timestamp_ms, seq LIMIT ?3"
+);
+const SELECT_LATER: &str = concat!(
+    "SELECT ",
+    entry_columns!(),
+    " FROM deliveries INDEXED BY deliveries_later
+                            WHERE endpoint = ?1 AND class = ?2 AND status = 'waiting' AND is_later = 1 AND ordering_key IS NULL
+                            ORDER BY due_at_ms, seq LIMIT ?3"
+);
+
+const SELECT_HEAD: &str = concat!(
+    "SELECT ",
+    entry_columns!(),
+    " FROM deliveries INDEXED BY deliveries_keyed
                            WHERE endpoint = ?1 AND ordering_key = ?2 AND status = 'waiting' AND ordering_key IS NOT NULL
-                           ORDER BY seq LIMIT 1";
+                           ORDER BY seq LIMIT 1"
+);
 /// A skip scan: from each key to the next one, however many rows lie between them.
-const SELECT_HEADS: &str = "WITH RECURSIVE heads (key) AS (
+const SELECT_HEADS: &str = concat!(
+    "WITH RECURSIVE heads (key) AS (
        SELECT min(ordering_key) FROM deliveries INDEXED BY deliveries_keyed
        WHERE endpoint = ?1 AND status = 'waiting' AND ordering_key IS NOT NULL AND ordering_key > ?2
        UNION ALL
        SELECT (SELECT min(ordering_key) FROM deliveries INDEXED BY deliveries_keyed
                WHERE endpoint = ?1 AND status = 'waiting' AND ordering_key IS NOT NULL AND ordering_key > heads.key)
        FROM heads WHERE heads.key IS NOT NULL LIMIT ?3)
-     SELECT d.* FROM heads JOIN deliveries d ON d.seq = (
+     SELECT ",
+    entry_columns!(),
+    " FROM heads JOIN deliveries d ON d.seq = (
        SELECT min(seq) FROM deliveries INDEXED BY deliveries_keyed
        WHERE endpoint = ?1 AND ordering_key = heads.key AND status = 'waiting' AND ordering_key IS NOT NULL)
-     ORDER BY d.ordering_key";
+     ORDER BY d.ordering_key"
+);
 
 pub(super) fn last_seq(connection: &Connection) -> Result<Seq, Error> {
     let last: Option<i64> = connection.prepare_cached("SELECT max(seq) FROM deliveries")?.query_row([], |row| row.get(0))?;
     Ok(last.map_or(0, unsigned))
 }
 
+/// A row of `entry_columns!`.
 fn entry(row: &Row<'_>) -> Result<Entry, Error> {
     Ok(Entry {
-        delivery: DeliveryId::from_bytes(row::column(row, "id")?),
-        seq: unsigned(row::column(row, "seq")?),
-        timestamp: row::timestamp(row, "timestamp_ms")?,
-        due: row::timestamp(row, "due_at_ms")?,
-        attempts: row::column(row, "attempts")?,
-        is_later: row::column(row, "is_later")?,
-        event_type: row::parsed(row, "type", EventType::parse)?,
-        is_priority: row::column(row, "is_priority")?,
-        class: class(row::column(row, "class")?)?,
-        ordering_key: row::optional(row, "ordering_key", OrderingKey::parse)?,
-        expires_at: row::optional_timestamp(row, "expires_at_ms")?,
+        delivery: DeliveryId::from_bytes(row::column(row, (0, "id"))?),
+        seq: unsigned(row::column(row, (1, "seq"))?),
+        timestamp: row::timestamp(row, (2, "timestamp_ms"))?,
+        due: row::timestamp(row, (3, "due_at_ms"))?,
+        attempts: row::column(row, (4, "attempts"))?,
+        is_later: row::column(row, (5, "is_later"))?,
+        event_type: row::parsed(row, (6, "type"), EventType::parse)?,
+        is_priority: row::column(row, (7, "is_priority"))?,
+        class: class(row::column(row, (8, "class"))?)?,
+        ordering_key: row::optional(row, (9, "ordering_key"), OrderingKey::parse)?,
+        expires_at: row::optional_timestamp(row, (10, "expires_at_ms"))?,
     })
 }
 

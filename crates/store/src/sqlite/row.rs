@@ -1,43 +1,76 @@
-//! Columns of SQLite's rows by name. Whatever cannot be read back is `Corrupt`, never guessed.
+//! Columns of SQLite's rows, by name or, where many are read, by place. Whatever cannot be read back is `Corrupt`, never guessed.
 
 use posthaste_core::time::Timestamp;
 use rusqlite::Row;
-use rusqlite::types::FromSql;
+use rusqlite::types::{FromSql, ValueRef};
 
 use crate::Error;
 use crate::columns::corrupt;
 
-pub(super) fn column<T: FromSql>(row: &Row<'_>, name: &'static str) -> Result<T, Error> {
-    row.get(name).map_err(corrupt(name))
+/// Which column. To find a name, SQLite is asked for the names of all columns before it; a place is found at once.
+#[derive(Clone, Copy)]
+pub(super) struct Column {
+    name: &'static str,
+    place: Option<usize>,
+}
+
+impl From<&'static str> for Column {
+    fn from(name: &'static str) -> Column {
+        Column { name, place: None }
+    }
+}
+
+/// The place in what is selected, and the name for whoever has to hear that it cannot be read.
+impl From<(usize, &'static str)> for Column {
+    fn from((place, name): (usize, &'static str)) -> Column {
+        Column { name, place: Some(place) }
+    }
+}
+
+fn value<'a>(row: &'a Row<'_>, column: Column) -> Result<ValueRef<'a>, Error> {
+    match column.place {
+        Some(place) => row.get_ref(place),
+        None => row.get_ref(column.name),
+    }
+    .map_err(corrupt(column.name))
+}
+
+pub(super) fn column<T: FromSql>(row: &Row<'_>, column: impl Into<Column>) -> Result<T, Error> {
+    let column = column.into();
+    T::column_result(value(row, column)?).map_err(corrupt(column.name))
 }
 
 /// A text, where it lies.
-pub(super) fn text<'a>(row: &'a Row<'_>, name: &'static str) -> Result<&'a str, Error> {
-    row.get_ref(name).map_err(corrupt(name))?.as_str().map_err(corrupt(name))
+pub(super) fn text<'a>(row: &'a Row<'_>, column: impl Into<Column>) -> Result<&'a str, Error> {
+    let column = column.into();
+    value(row, column)?.as_str().map_err(corrupt(column.name))
 }
 
-pub(super) fn optional_text<'a>(row: &'a Row<'_>, name: &'static str) -> Result<Option<&'a str>, Error> {
-    row.get_ref(name).map_err(corrupt(name))?.as_str_or_null().map_err(corrupt(name))
+pub(super) fn optional_text<'a>(row: &'a Row<'_>, column: impl Into<Column>) -> Result<Option<&'a str>, Error> {
+    let column = column.into();
+    value(row, column)?.as_str_or_null().map_err(corrupt(column.name))
 }
 
 /// A column that the core has a parser for.
-pub(super) fn parsed<T, E>(row: &Row<'_>, name: &'static str, parse: impl FnOnce(&str) -> Result<T, E>) -> Result<T, Error> {
-    parse(text(row, name)?).map_err(corrupt(name))
+pub(super) fn parsed<T, E>(row: &Row<'_>, column: impl Into<Column>, parse: impl FnOnce(&str) -> Result<T, E>) -> Result<T, Error> {
+    let column = column.into();
+    parse(text(row, column)?).map_err(corrupt(column.name))
 }
 
 pub(super) fn optional<T, E>(
     row: &Row<'_>,
-    name: &'static str,
+    column: impl Into<Column>,
     parse: impl FnOnce(&str) -> Result<T, E>,
 ) -> Result<Option<T>, Error> {
-    optional_text(row, name)?.map(parse).transpose().map_err(corrupt(name))
+    let column = column.into();
+    optional_text(row, column)?.map(parse).transpose().map_err(corrupt(column.name))
 }
 
-pub(super) fn timestamp(row: &Row<'_>, name: &'static str) -> Result<Timestamp, Error> {
+pub(super) fn timestamp(row: &Row<'_>, name: impl Into<Column>) -> Result<Timestamp, Error> {
     column(row, name).map(Timestamp::from_millis)
 }
 
-pub(super) fn optional_timestamp(row: &Row<'_>, name: &'static str) -> Result<Option<Timestamp>, Error> {
+pub(super) fn optional_timestamp(row: &Row<'_>, name: impl Into<Column>) -> Result<Option<Timestamp>, Error> {
     column::<Option<i64>>(row, name).map(|millis| millis.map(Timestamp::from_millis))
 }
 

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use posthaste_core::id::TenantId;
 use rusqlite::Connection;
+use rusqlite::hooks::Wal;
 use tokio::sync::oneshot;
 
 use super::{file, routing};
@@ -29,18 +30,46 @@ use crate::{Commits, Epoch, Error};
 /// Enough to make a flush cheap, few enough that nobody waits long.
 const GROUP_CALLERS_MAX: usize = 512;
 const GROUP_BYTES_MAX: usize = 4 * 1024 * 1024;
-/// What the log may grow to before it is checkpointed beside the writer.
-const LOG_BYTES_LOW: u64 = 8 * 1024 * 1024;
+/// Callers in one group that show that many write at once.
+const CROWD_CALLERS: usize = 8;
+/// In a crowd a group waits until it has so many callers, or for so long. Whoever waits for a turn at a busy machine does not notice it, and
+/// every flush, and every page that is written to the log again and again, is shared by more of them.
+const GATHERED_CALLERS: usize = 64;
+const GATHERING_MAX: Duration = Duration::from_millis(1);
+const GATHERING_STEP: Duration = Duration::from_micros(150);
+/// A page in the log, and what says which one it is.
+const FRAME_BYTES: usize = 4096 + 24;
+/// What the log grows by before it is checkpointed beside the writer.
+const LOG_BYTES_STEP: usize = 8 * 1024 * 1024;
 /// From here on the writer itself sees to it that the log begins anew.
-const LOG_BYTES_HIGH: u64 = 64 * 1024 * 1024;
+const LOG_BYTES_HIGH: usize = 64 * 1024 * 1024;
 /// How long whoever waits for a commit in doubt is kept waiting.
 const DOUBT_MAX: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
 pub(super) struct Writer {
     jobs: mpsc::Sender<Message>,
-    waiting_bytes: Arc<AtomicUsize>,
+    waiting: Arc<Waiting>,
     waiting_bytes_max: usize,
+}
+
+/// What waits for the next group.
+#[derive(Default, Debug)]
+struct Waiting {
+    callers: AtomicUsize,
+    bytes: AtomicUsize,
+}
+
+impl Waiting {
+    fn come(&self, bytes: usize) {
+        self.callers.fetch_add(1, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn gone(&self, bytes: usize) {
+        self.callers.fetch_sub(1, Ordering::Relaxed);
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
 }
 
 enum Message {
@@ -145,14 +174,14 @@ impl Writer {
     /// The thread ends when the last handle is gone and everything before it is written.
     pub(super) fn start(connection: Connection, surroundings: Surroundings) -> Writer {
         let (jobs, inbox) = mpsc::channel();
-        let waiting_bytes = Arc::new(AtomicUsize::new(0));
+        let waiting = Arc::<Waiting>::default();
         let waiting_bytes_max = surroundings.waiting_bytes_max;
-        let loop_bytes = Arc::clone(&waiting_bytes);
+        let seen_waiting = Arc::clone(&waiting);
         std::thread::Builder::new()
             .name("posthaste-writer".to_owned())
-            .spawn(move || Loop::new(connection, surroundings, loop_bytes).run(&inbox))
+            .spawn(move || Loop::new(connection, surroundings, seen_waiting).run(&inbox))
             .expect("the system starts a thread");
-        Writer { jobs, waiting_bytes, waiting_bytes_max }
+        Writer { jobs, waiting, waiting_bytes_max }
     }
 
     /// Runs `verb` in the next group. `bytes` is about what it writes. It may be called again after a rollback.
@@ -161,12 +190,12 @@ impl Writer {
         bytes: usize,
         verb: impl FnMut(&Connection, &mut State) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        if self.waiting_bytes.load(Ordering::Relaxed) > self.waiting_bytes_max {
+        if self.waiting.bytes.load(Ordering::Relaxed) > self.waiting_bytes_max {
             return Err(Error::Overloaded { retry_after: Duration::from_secs(1) });
         }
         let (answer, answered) = oneshot::channel();
         let job = Box::new(Verb { run: verb, result: None, answer });
-        self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.waiting.come(bytes);
         self.jobs.send(Message::Job { job, bytes }).map_err(|_| Error::unavailable("the store is closed"))?;
         answered.await.map_err(|_| Error::unavailable("the store is closed"))?
     }
@@ -184,23 +213,44 @@ impl Writer {
 struct Loop {
     connection: Connection,
     surroundings: Surroundings,
-    waiting_bytes: Arc<AtomicUsize>,
+    waiting: Arc<Waiting>,
     state: State,
     commit_number: i64,
     checkpoints: mpsc::SyncSender<()>,
-    groups: u64,
+    /// Pages in the log, as SQLite tells after each commit.
+    log_frames: Arc<AtomicUsize>,
+    /// How large the log was when it was last checkpointed.
+    log_bytes_seen: usize,
+    /// How many shared the last group.
+    last_callers: usize,
 }
 
 impl Loop {
-    fn new(connection: Connection, surroundings: Surroundings, waiting_bytes: Arc<AtomicUsize>) -> Loop {
+    fn new(connection: Connection, surroundings: Surroundings, waiting: Arc<Waiting>) -> Loop {
         let state = State { versions: HashMap::new(), catalogue: None, epoch: surroundings.epoch, fed: Vec::new(), is_fed: false };
         let commit_number = file::commit_number(&connection).unwrap_or(0);
         let checkpoints = start_checkpoints(&surroundings.path);
-        Loop { connection, surroundings, waiting_bytes, state, commit_number, checkpoints, groups: 0 }
+        let log_frames = Arc::default();
+        let mut this = Loop {
+            connection,
+            surroundings,
+            waiting,
+            state,
+            commit_number,
+            checkpoints,
+            log_frames,
+            log_bytes_seen: 0,
+            last_callers: 0,
+        };
+        this.watch_the_log();
+        this
     }
 
     fn run(mut self, inbox: &mpsc::Receiver<Message>) {
         while let Ok(first) = inbox.recv() {
+            if self.last_callers >= CROWD_CALLERS {
+                self.gather();
+            }
             let mut group = Vec::new();
             let mut group_bytes = 0;
             let mut next = Some(first);
@@ -208,7 +258,7 @@ impl Loop {
             while let Some(message) = next {
                 match message {
                     Message::Job { job, bytes } => {
-                        self.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
+                        self.waiting.gone(bytes);
                         group_bytes += bytes;
                         group.push(job);
                     }
@@ -231,6 +281,7 @@ impl Loop {
                 for job in group {
                     job.answer(became.clone());
                 }
+                self.last_callers = callers;
                 self.tend_the_log();
             }
             if let Some(answer) = closing {
@@ -240,6 +291,14 @@ impl Loop {
         }
         if let Err(error) = file::close(&self.connection, &self.surroundings.marker_path) {
             tracing::error!(%error, "the database was not closed cleanly; nothing is lost, and the next start checks it");
+        }
+    }
+
+    /// Asleep, so that whoever comes meanwhile wakes nobody.
+    fn gather(&self) {
+        let until = Instant::now() + GATHERING_MAX;
+        while self.waiting.callers.load(Ordering::Relaxed) < GATHERED_CALLERS && Instant::now() < until {
+            std::thread::sleep(GATHERING_STEP);
         }
     }
 
@@ -313,6 +372,7 @@ impl Loop {
             match file::reopen(&self.surroundings.path) {
                 Ok((connection, found)) => {
                     self.connection = connection;
+                    self.watch_the_log();
                     self.commit_number = found;
                     return found >= number;
                 }
@@ -325,7 +385,7 @@ impl Loop {
             loop {
                 match inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
                     Ok(Message::Job { job, bytes }) => {
-                        self.waiting_bytes.fetch_sub(bytes, Ordering::Relaxed);
+                        self.waiting.gone(bytes);
                         job.answer(Became::Nothing("the database is being opened anew after a failed flush".to_owned()));
                     }
                     Ok(Message::Close(answer)) => {
@@ -338,20 +398,32 @@ impl Loop {
         }
     }
 
+    /// The length of the file says nothing: a log that begins anew does so within it.
+    fn watch_the_log(&mut self) {
+        let log_frames = Arc::clone(&self.log_frames);
+        let hook = move |_: &mut Wal, frames| {
+            log_frames.store(usize::try_from(frames).unwrap_or(0), Ordering::Relaxed);
+            Ok(())
+        };
+        if let Err(error) = self.connection.wal_hook(Some(hook)) {
+            tracing::error!(%error, "nobody tells how large the log is: it is not checkpointed");
+        }
+    }
+
     /// The bulk is copied beside the writer; what has come since then is little, and lets the log begin anew.
     fn tend_the_log(&mut self) {
-        self.groups += 1;
-        if !self.groups.is_multiple_of(16) {
+        let log_bytes = self.log_frames.load(Ordering::Relaxed) * FRAME_BYTES;
+        if log_bytes < self.log_bytes_seen {
+            self.log_bytes_seen = 0;
+        }
+        if log_bytes < self.log_bytes_seen + LOG_BYTES_STEP {
             return;
         }
-        let log_bytes = file::log_bytes(&self.surroundings.path);
-        if log_bytes >= LOG_BYTES_LOW {
+        self.log_bytes_seen = log_bytes;
+        if log_bytes < LOG_BYTES_HIGH {
             // One that is under way is enough.
             let _ = self.checkpoints.try_send(());
-        }
-        if log_bytes >= LOG_BYTES_HIGH
-            && let Err(error) = self.connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()))
-        {
+        } else if let Err(error) = self.connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(())) {
             tracing::warn!(%error, "the log was not checkpointed");
         }
     }
@@ -386,15 +458,20 @@ fn start_checkpoints(path: &Path) -> mpsc::SyncSender<()> {
     std::thread::Builder::new()
         .name("posthaste-checkpoints".to_owned())
         .spawn(move || {
+            let mut kept = None;
             while poked.recv().is_ok() {
-                let checkpoint = || -> Result<(), Error> {
-                    let connection = file::connect(&path)?;
+                let checkpoint = |connection: Option<Connection>| -> Result<Connection, Error> {
+                    let connection = connection.map_or_else(|| file::connect(&path), Ok)?;
                     connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
-                    Ok(())
+                    Ok(connection)
                 };
-                if let Err(error) = checkpoint() {
-                    tracing::warn!(%error, "the log was not checkpointed");
-                }
+                kept = match checkpoint(kept.take()) {
+                    Ok(connection) => Some(connection),
+                    Err(error) => {
+                        tracing::warn!(%error, "the log was not checkpointed");
+                        None
+                    }
+                };
             }
         })
         .expect("the system starts a thread");
