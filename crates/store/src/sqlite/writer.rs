@@ -216,7 +216,7 @@ struct Loop {
     waiting: Arc<Waiting>,
     state: State,
     commit_number: i64,
-    checkpoints: mpsc::SyncSender<()>,
+    checkpoints: Checkpoints,
     /// Pages in the log, as SQLite tells after each commit.
     log_frames: Arc<AtomicUsize>,
     /// How large the log was when it was last checkpointed.
@@ -229,7 +229,7 @@ impl Loop {
     fn new(connection: Connection, surroundings: Surroundings, waiting: Arc<Waiting>) -> Loop {
         let state = State { versions: HashMap::new(), catalogue: None, epoch: surroundings.epoch, fed: Vec::new(), is_fed: false };
         let commit_number = file::commit_number(&connection).unwrap_or(0);
-        let checkpoints = start_checkpoints(&surroundings.path);
+        let checkpoints = Checkpoints::start(&surroundings.path);
         let log_frames = Arc::default();
         let mut this = Loop {
             connection,
@@ -285,7 +285,12 @@ impl Loop {
                 self.tend_the_log();
             }
             if let Some(answer) = closing {
-                let _ = answer.send(file::close(&self.connection, &self.surroundings.marker_path));
+                let closed = file::close(&self.connection, &self.surroundings.marker_path);
+                let Loop { connection, checkpoints, .. } = self;
+                checkpoints.end();
+                drop(connection);
+                // From here on nobody touches the files any more.
+                let _ = answer.send(closed);
                 return;
             }
         }
@@ -421,8 +426,7 @@ impl Loop {
         }
         self.log_bytes_seen = log_bytes;
         if log_bytes < LOG_BYTES_HIGH {
-            // One that is under way is enough.
-            let _ = self.checkpoints.try_send(());
+            self.checkpoints.ask();
         } else if let Err(error) = self.connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(())) {
             tracing::warn!(%error, "the log was not checkpointed");
         }
@@ -452,28 +456,49 @@ fn in_savepoint(connection: &Connection, state: &mut State, job: &mut dyn Job) -
 }
 
 /// A thread that copies the log into the database file when it is told to.
-fn start_checkpoints(path: &Path) -> mpsc::SyncSender<()> {
-    let (poke, poked) = mpsc::sync_channel::<()>(1);
-    let path = path.to_owned();
-    std::thread::Builder::new()
-        .name("posthaste-checkpoints".to_owned())
-        .spawn(move || {
-            let mut kept = None;
-            while poked.recv().is_ok() {
-                let checkpoint = |connection: Option<Connection>| -> Result<Connection, Error> {
-                    let connection = connection.map_or_else(|| file::connect(&path), Ok)?;
-                    connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
-                    Ok(connection)
-                };
-                kept = match checkpoint(kept.take()) {
-                    Ok(connection) => Some(connection),
-                    Err(error) => {
-                        tracing::warn!(%error, "the log was not checkpointed");
-                        None
-                    }
-                };
-            }
-        })
-        .expect("the system starts a thread");
-    poke
+struct Checkpoints {
+    poke: mpsc::SyncSender<()>,
+    thread: std::thread::JoinHandle<()>,
+}
+
+impl Checkpoints {
+    fn start(path: &Path) -> Checkpoints {
+        let (poke, poked) = mpsc::sync_channel::<()>(1);
+        let path = path.to_owned();
+        let thread = std::thread::Builder::new()
+            .name("posthaste-checkpoints".to_owned())
+            .spawn(move || {
+                let mut kept = None;
+                while poked.recv().is_ok() {
+                    kept = match checkpoint(&path, kept.take()) {
+                        Ok(connection) => Some(connection),
+                        Err(error) => {
+                            tracing::warn!(%error, "the log was not checkpointed");
+                            None
+                        }
+                    };
+                }
+            })
+            .expect("the system starts a thread");
+        Checkpoints { poke, thread }
+    }
+
+    /// One that is under way is enough.
+    fn ask(&self) {
+        let _ = self.poke.try_send(());
+    }
+
+    /// Comes back when the last one is done and its connection is closed.
+    fn end(self) {
+        drop(self.poke);
+        // One that has panicked has ended, too.
+        let _ = self.thread.join();
+    }
+}
+
+/// Answers the connection, to be used again.
+fn checkpoint(path: &Path, kept: Option<Connection>) -> Result<Connection, Error> {
+    let connection = kept.map_or_else(|| file::connect(path), Ok)?;
+    connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
+    Ok(connection)
 }
