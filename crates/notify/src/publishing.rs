@@ -63,10 +63,11 @@ pub(crate) async fn publish(store: &dyn Store, options: &Options, message: &Mess
         idempotency_key: None,
         ordering_key: None,
         timing: Timing::default(),
+        trace: None,
     };
     // Of the same id the same is told, if perhaps in other words: nothing is compared.
     let event = Arc::new(event);
-    let new = NewEvent { event: Arc::clone(&event), is_id_chosen: message.id.is_some(), fingerprint: [0; 32] };
+    let new = NewEvent { event: Arc::clone(&event), is_id_chosen: message.id.is_some(), fingerprint: [0; 32], resolved: None };
     let published = store.publish(vec![new]).await?;
     Ok(match published.first() {
         Some(Published::Made { deliveries }) => {

@@ -157,6 +157,7 @@ fn event() -> Event {
         idempotency_key: None,
         ordering_key: None,
         timing: Timing::default(),
+        trace: None,
     }
 }
 

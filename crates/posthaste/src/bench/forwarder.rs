@@ -107,6 +107,7 @@ impl Forwarder {
             idempotency_key: None,
             ordering_key: None,
             timing: Timing::default(),
+            trace: None,
         };
         let one_try = Try {
             delivery: DeliveryId::from_unique(self.unique(now)),
