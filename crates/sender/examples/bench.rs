@@ -140,6 +140,7 @@ fn built(url: &Uri, event: &Event, signer: &Signer) -> Request<Full<Bytes>> {
         payload_format: PayloadFormat::Envelope,
         headers: &Headers::default(),
         now: Timestamp::from_millis(1_800_000_000_000),
+        span: None,
     })
 }
 

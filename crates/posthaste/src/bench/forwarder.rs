@@ -118,6 +118,7 @@ impl Forwarder {
             payload_format: PayloadFormat::Envelope,
             headers: &self.headers,
             now,
+            span: None,
         };
         let posted = self.client.post(request::build(&one_try), TIMEOUT, now).await;
         match posted.outcome {
