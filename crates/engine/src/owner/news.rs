@@ -175,6 +175,8 @@ pub struct Sending {
     pub event: Arc<Event>,
     pub target: Arc<Target>,
     pub timeout: Duration,
+    /// Since when it could have been made.
+    pub due: Timestamp,
 }
 
 /// What a request is made for.

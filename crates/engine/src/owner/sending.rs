@@ -43,7 +43,8 @@ impl Owner {
 
     pub(super) fn post(&mut self, wanted: Bodiless, event: Arc<Event>) {
         let Bodiless { endpoint, delivery, seq, is_probe } = wanted;
-        let number = self.entry(endpoint, delivery).attempts + 1;
+        let entry = self.entry(endpoint, delivery);
+        let (number, due) = (entry.attempts + 1, entry.due);
         let known = self.known.get(&endpoint).expect("a lane is of a known endpoint");
         let target = Arc::clone(&known.target);
         let rules = &self.options.timeouts;
@@ -62,7 +63,7 @@ impl Owner {
         self.requests += 1;
         let errand = Errand { endpoint, delivery, seq, is_test: false, bytes };
         self.changed.insert(endpoint);
-        self.deeds.push(Deed::Send(Box::new(Sending { life: self.life, errand, number, event, target, timeout })));
+        self.deeds.push(Deed::Send(Box::new(Sending { life: self.life, errand, number, event, target, timeout, due })));
     }
 
     pub(super) fn bodies_found(&mut self, now: Timestamp, asked: Vec<Bodiless>, found: Vec<Body>) {
