@@ -22,10 +22,12 @@ use posthaste_core::quiet_hours::{QuietHours, Window};
 use posthaste_core::retry::{Jitter, RetryPolicy, Strategy};
 use posthaste_core::timeout::{Mode, Pinned, TimeoutRules};
 use posthaste_store::{MasterKey, SecretText};
+use posthaste_traces::{Collector, CollectorHeader};
 
 use rule::{
-    Kind, Rule, address, api_key, boolean, bytes, database_address, free_text, ip, list, log_levels, mail_address, mail_server,
-    master_key, network, number, one_of, optional, path, proxy_address, tenant, type_patterns, web_address, window,
+    Kind, Rule, address, api_key, boolean, bytes, collector, collector_header, database_address, free_text, ip, list, log_levels,
+    mail_address, mail_server, master_key, network, number, one_of, optional, path, proxy_address, tenant, type_patterns,
+    web_address, window,
 };
 pub(crate) use source::{Flags, Mistakes};
 use source::{Given, Together};
@@ -78,6 +80,11 @@ settings! {
     "Logs" {
         log: String = log_levels(), "info", "What is logged, also by module: `info,posthaste_store=debug`; read again on SIGHUP";
         log_format: LogFormat = one_of(&LOG_FORMATS), "human", "How: human or json";
+    }
+    "Traces" {
+        otlp_endpoint: Option<Collector> = optional(collector()), "", "The OpenTelemetry collector that traces are sent to (OTLP over HTTP), such as `http://localhost:4318`; none unless set";
+        otlp_headers: Vec<CollectorHeader> = list(collector_header()), "", "Sent with every request to it, such as `authorization=Bearer%20…`";
+        trace_sample_ratio: f64 = number(0.0, 1.0), "0.01", "The share of events whose traces are sent; a caller that sends a `traceparent` decides for its own";
     }
     "Where deliveries may go" {
         allow_networks: Vec<IpNet> = list(network()), "", "Networks that deliveries may reach although they are private";
@@ -331,6 +338,9 @@ impl Settings {
         }
         if self.metrics_listen.is_some() && !self.metrics {
             wrong.push(Together::of(&["metrics_listen", "metrics"])("there is nothing to serve where nothing is counted"));
+        }
+        if self.otlp_endpoint.is_none() && !self.otlp_headers.is_empty() {
+            wrong.push(Together::of(&["otlp_headers", "otlp_endpoint"])("there is no collector that they could be sent to"));
         }
         if self.smtp_url.is_some() != self.smtp_from.is_some() {
             wrong.push(Together::of(&["smtp_url", "smtp_from"])("mails need both a server and an address that they come from"));
