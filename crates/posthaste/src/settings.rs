@@ -555,6 +555,7 @@ mod tests {
             (vec!["--role", ""], "at least one"),
             (vec!["--smtp-url", "smtp://mail.example.com"], "both a server and an address"),
             (vec!["--smtp-operators", "a@b.example"], "without a mail server"),
+            (vec!["--otlp-headers", "a=b"], "no collector that they could be sent to"),
             (vec!["--allow-networks", "10.0.0.1/8"], "host bits"),
         ] {
             let error = load(&arguments, &[], None).unwrap_err();
@@ -621,6 +622,37 @@ mod tests {
         let settings = load(&[], &[], Some(&again)).unwrap();
         assert_eq!(settings.allow_networks.len(), 2);
         assert!((settings.retry_factor - 1.5).abs() < f64::EPSILON);
+    }
+
+    #[test]
+    fn where_traces_go_is_understood_or_refused_and_its_headers_are_never_shown() {
+        let flags = source::test_flags(&[
+            "--otlp-endpoint",
+            "http://localhost:4318",
+            "--otlp-headers",
+            "authorization=Bearer%20canary,x-key=canary",
+            "--trace-sample-ratio",
+            "0.5",
+        ]);
+        let (given, mistakes) = Given::gather(&flags, vec![]);
+        assert!(mistakes.is_empty(), "{mistakes}");
+        let page = shown(&given);
+        assert!(!page.contains("canary") && page.contains("otlp_headers = \"(set)\""), "{page}");
+        assert!(page.contains("otlp_endpoint = \"http://localhost:4318\"") && page.contains("trace_sample_ratio = 0.5"), "{page}");
+        let settings = understood((given, mistakes)).0;
+        assert_eq!(settings.otlp_headers.len(), 2);
+        assert!(!format!("{settings:?}").contains("canary"));
+        assert!((load(&[], &[], None).unwrap().trace_sample_ratio - 0.01).abs() < f64::EPSILON);
+        for (arguments, part) in [
+            (["--otlp-endpoint", "localhost:4317"], "http:// or https://"),
+            (["--otlp-endpoint", "http://canary:canary@x"], "otlp_headers is for them"),
+            (["--trace-sample-ratio", "2"], "a number from 0 to 1"),
+        ] {
+            let error = load(&arguments, &[], None).unwrap_err();
+            assert!(error.contains(part), "{arguments:?}: {error}");
+        }
+        let error = load(&["--otlp-endpoint", "http://x", "--otlp-headers", "canary"], &[], None).unwrap_err();
+        assert!(error.contains("a header is a name") && !error.contains("canary"), "{error}");
     }
 
     #[test]

@@ -134,42 +134,58 @@ impl Message {
 /// How many spans a collector has thrown away although it has taken the request: `partial_success.rejected_spans`. An answer that
 /// cannot be read says nothing.
 pub(crate) fn rejected_spans(answer: &[u8]) -> u64 {
-    let number = |found: Found<'_>| match found {
-        Found::Number(number) => Some(number),
-        Found::Bytes(_) => None,
-    };
-    let bytes = |found: Found<'_>| match found {
-        Found::Bytes(bytes) => Some(bytes.to_vec()),
-        Found::Number(_) => None,
-    };
-    let partial_success = field(answer, 1).and_then(bytes);
-    partial_success.and_then(|partial| field(&partial, 1).and_then(number)).unwrap_or(0)
+    let rejected = |partial_success| Fields(partial_success).numbers(1).next();
+    Fields(answer).messages(1).find_map(rejected).unwrap_or(0)
 }
+
+/// How many spans are in a request, for whoever stands in for a collector.
+pub fn spans_in(request: &[u8]) -> usize {
+    let scopes = Fields(request).messages(1).flat_map(|resource_spans| Fields(resource_spans).messages(2));
+    scopes.map(|scope_spans| Fields(scope_spans).messages(2).count()).sum()
+}
+
+/// The fields of a message, as far as they can be read.
+struct Fields<'a>(&'a [u8]);
 
 enum Found<'a> {
     Number(u64),
     Bytes(&'a [u8]),
 }
 
-/// The first field of this number, if all before it can be read.
-fn field(mut message: &[u8], wanted: u64) -> Option<Found<'_>> {
-    while !message.is_empty() {
-        let key = read_varint(&mut message)?;
+impl<'a> Fields<'a> {
+    fn messages(self, wanted: u64) -> impl Iterator<Item = &'a [u8]> {
+        self.filter_map(move |(field, found)| match found {
+            Found::Bytes(bytes) if field == wanted => Some(bytes),
+            Found::Bytes(_) | Found::Number(_) => None,
+        })
+    }
+
+    fn numbers(self, wanted: u64) -> impl Iterator<Item = u64> {
+        self.filter_map(move |(field, found)| match found {
+            Found::Number(number) if field == wanted => Some(number),
+            Found::Number(_) | Found::Bytes(_) => None,
+        })
+    }
+}
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = (u64, Found<'a>);
+
+    fn next(&mut self) -> Option<(u64, Found<'a>)> {
+        let rest = &mut self.0;
+        let key = read_varint(rest)?;
         let found = match key & 7 {
-            0 => Found::Number(read_varint(&mut message)?),
-            1 => Found::Bytes(message.split_off(..8)?),
+            0 => Found::Number(read_varint(rest)?),
+            1 => Found::Bytes(rest.split_off(..8)?),
             2 => {
-                let length = usize::try_from(read_varint(&mut message)?).ok()?;
-                Found::Bytes(message.split_off(..length)?)
+                let length = usize::try_from(read_varint(rest)?).ok()?;
+                Found::Bytes(rest.split_off(..length)?)
             }
-            5 => Found::Bytes(message.split_off(..4)?),
+            5 => Found::Bytes(rest.split_off(..4)?),
             _ => return None,
         };
-        if key >> 3 == wanted {
-            return Some(found);
-        }
+        Some((key >> 3, found))
     }
-    None
 }
 
 fn read_varint(message: &mut &[u8]) -> Option<u64> {
@@ -216,6 +232,7 @@ mod tests {
         };
         let root = Span { parent: None, is_parent_remote: true, ..above.step("root", 0, 300) };
         let bytes = request("1.2.3", &[child.clone(), root]);
+        assert_eq!(spans_in(&bytes), 2);
         let read = ExportTraceServiceRequest::decode(bytes.as_slice()).unwrap();
         let [resource_spans] = read.resource_spans.as_slice() else { panic!("one resource") };
         let resource = resource_spans.resource.as_ref().unwrap();
