@@ -21,7 +21,7 @@ use tokio::task::JoinSet;
 use crate::attempt::attempt;
 use crate::membership::Membership;
 use crate::owner::{Deed, Owner, Seen, Sending, Wake};
-use crate::traced::Traced;
+use crate::traced::{self, Traced};
 
 /// How long to leave a store alone that has just failed: at first, and at most.
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
@@ -169,7 +169,7 @@ impl Hands {
 
     async fn send(&self, sending: Sending) {
         let Sending { life, errand, .. } = sending;
-        let mut seen = self.traced.begin(&sending);
+        let mut seen = traced::begin(&sending);
         match attempt(self.store.as_ref(), &self.client, self.membership.lease(), &sending, seen.as_mut()).await {
             Some(attempt) => {
                 self.traced.answered(life, attempt.id, seen);

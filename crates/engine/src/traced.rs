@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use http::Uri;
 use parking_lot::Mutex;
 use posthaste_core::id::AttemptId;
 use posthaste_store::{Record, Recorded, RecordedAs};
@@ -36,30 +37,23 @@ pub(crate) struct Judged {
     ended: Ended,
 }
 
+/// `None` where nobody looks.
+pub(crate) fn begin(sending: &Sending) -> Option<Attempt> {
+    let trace = sending.trace?;
+    let begun = Begun {
+        endpoint: sending.errand.endpoint,
+        delivery: sending.errand.delivery,
+        number: sending.number,
+        due: sending.due,
+        server: sending.target.url.as_ref().ok().and_then(server),
+        timeout: sending.timeout,
+    };
+    Some(Attempt::begin(trace, &sending.event, begun))
+}
+
 impl Traced {
     pub(crate) fn new(traces: Option<Traces>) -> Traced {
         Traced { traces, answered: Arc::default() }
-    }
-
-    /// `None` where nobody looks. Test-sends are not looked at: their events are nobody's.
-    pub(crate) fn begin(&self, sending: &Sending) -> Option<Attempt> {
-        let traces = self.traces.as_ref().filter(|_| !sending.errand.is_test)?;
-        traces.begin(&sending.event, || {
-            let server = sending
-                .target
-                .url
-                .as_ref()
-                .ok()
-                .and_then(|url| Some(Server { scheme: url.scheme_str()?, host: url.host()?, port: url.port_u16() }));
-            Begun {
-                endpoint: sending.errand.endpoint,
-                delivery: sending.errand.delivery,
-                number: sending.number,
-                due: sending.due,
-                server,
-                timeout: sending.timeout,
-            }
-        })
     }
 
     pub(crate) fn answered(&self, life: Life, attempt: AttemptId, seen: Option<Attempt>) {
@@ -116,4 +110,8 @@ impl Traced {
             traces.attempted(&attempt, &Ended { recorded, recorded_as, ..ended });
         }
     }
+}
+
+fn server(url: &Uri) -> Option<Server<'_>> {
+    Some(Server { scheme: url.scheme_str()?, host: url.host()?, port: url.port_u16() })
 }

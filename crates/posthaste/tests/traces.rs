@@ -173,7 +173,7 @@ async fn world(seed: u64, flags: &[(&str, &str)]) -> World {
 
 async fn traced_world(seed: u64, collector: &Taker, ratio: &str) -> World {
     let endpoint = format!("http://{}", collector.address);
-    world(seed, &[("--otlp-endpoint", &endpoint), ("--trace-sample-ratio", ratio)]).await
+    world(seed, &[("--otlp-endpoint", &endpoint), ("--trace-sample-ratio", ratio), ("--log", "info")]).await
 }
 
 async fn post(caller: &mut Caller, path: &str, body: Value, status: u16) -> Value {
@@ -207,6 +207,9 @@ async fn one_event_is_one_trace_from_its_publishing_to_its_last_attempt() {
     assert_eq!(collector.spans().len(), 16, "and no others");
 
     let [publish] = named(&spans, "webhook.publish").try_into().unwrap();
+    let log = std::fs::read_to_string(&world.program.log).unwrap();
+    let attempts: Vec<&str> = log.lines().filter(|line| line.contains("webhook_delivery_attempt")).collect();
+    assert!(attempts.len() == 2 && attempts.iter().all(|line| line.contains(&publish.trace())), "{log}");
     assert!(spans.iter().all(|span| span.trace() == publish.trace()), "one trace: {spans:#?}");
     assert_eq!((publish.parent().as_str(), publish.0.kind(), publish.has_failed()), ("", SpanKind::Server, false));
     let publish_steps = steps(&spans, &publish, &PUBLISH_STEPS);

@@ -72,11 +72,6 @@ impl Traces {
         self.0.sampler.trace_of(event)
     }
 
-    /// An attempt begins. `None` where nobody looks at its event.
-    pub fn begin<'a>(&self, event: &Event, begun: impl FnOnce() -> Begun<'a>) -> Option<Attempt> {
-        self.trace_of(event).map(|trace| Attempt::begin(trace, event, begun()))
-    }
-
     /// An event was published, or could not be.
     pub fn published(&self, publish: &Publish<'_>) {
         if let Some(trace) = self.trace_of(publish.event) {

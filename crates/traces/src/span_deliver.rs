@@ -88,7 +88,8 @@ pub enum RecordedAs {
 }
 
 impl Attempt {
-    pub(crate) fn begin(trace: Trace, event: &Event, begun: Begun<'_>) -> Attempt {
+    /// It begins now.
+    pub fn begin(trace: Trace, event: &Event, begun: Begun<'_>) -> Attempt {
         let Begun { endpoint, delivery, number, due, server, timeout } = begun;
         Attempt {
             trace,
