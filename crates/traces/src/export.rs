@@ -17,7 +17,7 @@ use crate::collector::{Line, Trouble};
 use crate::otlp;
 use crate::span::Span;
 
-/// Publishings and attempts that wait to be exported: some seconds' worth at full load.
+/// Publishings and attempts that wait to be exported: some seconds' worth where all are, and at most some twenty megabytes.
 pub(crate) const QUEUE_TRACES_MAX: usize = 8_192;
 /// About a megabyte.
 const REQUEST_SPANS_MAX: usize = 2_048;

@@ -26,8 +26,13 @@ use posthaste_core::time::Timestamp;
 use posthaste_metrics::{Format, Page};
 use posthaste_traces::{Collector, CollectorHeader, Options, Publish, PublishedAs, Traces, probe};
 use prost::Message;
+use rcgen::{CertifiedKey, generate_simple_self_signed};
+use rustls::ServerConfig;
+use rustls::pki_types::PrivateKeyDer;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
+use tokio_rustls::TlsAcceptor;
 
 /// What a collector answers to its first requests, one after the other; after that all is well.
 type Script = Vec<Response>;
@@ -218,6 +223,43 @@ async fn one_that_takes_a_request_and_never_answers_holds_up_a_stop_for_seconds_
     assert!(began.elapsed().as_secs() <= 5, "{:?}", began.elapsed());
     assert_eq!(counted(&traces, &dropped("stopped")) + counted(&traces, &dropped("unreachable")), 8);
     drop(held);
+}
+
+/// Takes one request over TLS, under this name.
+async fn collector_with_a_certificate() -> (SocketAddr, String) {
+    let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let key = PrivateKeyDer::try_from(signing_key.serialize_der()).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    let config = config.with_no_client_auth().with_single_cert(vec![cert.der().clone()], key).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        while let Ok((stream, _)) = listener.accept().await {
+            // Whoever does not believe the certificate goes away.
+            let Ok(mut stream) = acceptor.accept(stream).await else { continue };
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(stream.read_u8().await.unwrap());
+            }
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+        }
+    });
+    (address, cert.pem())
+}
+
+#[tokio::test]
+async fn a_collector_behind_tls_is_believed_if_its_certificate_is_trusted_and_not_else() {
+    let (address, certificate) = collector_with_a_certificate().await;
+    let collector = Collector::parse(&format!("https://localhost:{}", address.port())).unwrap();
+    let trusting = Options { collector, extra_roots: certificate.into_bytes(), ..options(address) };
+    assert_eq!(probe(&trusting).await, Ok(()));
+    let why = probe(&Options { extra_roots: vec![], ..trusting.clone() }).await.unwrap_err();
+    assert!(why.contains("certificate"), "{why}");
+    let unreadable =
+        Options { extra_roots: b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n".to_vec(), ..trusting };
+    assert_eq!(probe(&unreadable).await.unwrap_err(), "one of the extra root certificates cannot be read");
 }
 
 #[tokio::test]
