@@ -133,8 +133,9 @@ fn event(store: &Arc<dyn Store>, data: &str) -> NewEvent {
         idempotency_key: None,
         ordering_key: None,
         timing: Timing::default(),
+        trace: None,
     };
-    NewEvent { event: Arc::new(event), is_id_chosen: false, fingerprint: [0; 32] }
+    NewEvent { event: Arc::new(event), is_id_chosen: false, fingerprint: [0; 32], resolved: None }
 }
 
 /// Calls one after another; answers the microseconds of each.

@@ -11,6 +11,7 @@ use axum::response::Response;
 use bytes::BytesMut;
 use http::StatusCode;
 use posthaste_core::event::Event;
+use posthaste_core::trace::TraceContext;
 use posthaste_store::{NewEvent, Published as Stored};
 use serde::Serialize;
 
@@ -21,6 +22,7 @@ use crate::call::{Call, answer};
 use crate::catalogue::Catalogue;
 use crate::events::{NewEventBody, Published, check_tenant, commit};
 use crate::problem::Problem;
+use crate::traced::{self, Began};
 
 /// So many are committed together: enough to share the cost of a flush, few enough that others get their turn.
 const GROUP_EVENTS_MAX: usize = 256;
@@ -51,6 +53,8 @@ pub(crate) struct Refused {
 }
 
 pub(crate) async fn publish(mut call: Call) -> Result<Response, Problem> {
+    let began = Began::now(&call.app, "/v1/events/batch");
+    let trace = traced::context_of(&call.parts.headers);
     let media_type = MediaType::of(&call.parts)?;
     if call.idempotency_key()?.is_some() {
         let message = "a batch has no key of its own; give each event its `idempotency_key`";
@@ -74,15 +78,15 @@ pub(crate) async fn publish(mut call: Call) -> Result<Response, Problem> {
     for (place, item) in items.iter().enumerate() {
         results.push(None);
         let text = &bytes[item.clone()];
-        match read(&call, &catalogue, text).await {
+        match read(&call, &catalogue, text, trace.clone()).await {
             Ok(new) => group.add(place, new, text.len()),
             Err(error) => results[place] = Some(BatchResult::Refused(Refused { error })),
         }
         if group.is_full() {
-            group.commit(&call, &mut results).await?;
+            group.commit(&call, began, &mut results).await?;
         }
     }
-    group.commit(&call, &mut results).await?;
+    group.commit(&call, began, &mut results).await?;
     let results: Vec<BatchResult> = results.into_iter().map(|result| result.expect("committed or refused")).collect();
     let count = |wanted: fn(&BatchResult) -> bool| results.iter().filter(|result| wanted(result)).count();
     let batch = BatchAnswer {
@@ -103,13 +107,13 @@ fn result(event: &Event, stored: Stored) -> BatchResult {
 }
 
 /// One event of it.
-async fn read(call: &Call, catalogue: &Catalogue, text: &[u8]) -> Result<NewEvent, Problem> {
+async fn read(call: &Call, catalogue: &Catalogue, text: &[u8], trace: Option<Box<TraceContext>>) -> Result<NewEvent, Problem> {
     // The limit of one event is that of one event, wherever it is.
     if text.len() > call.app.options.body_bytes_max {
         return Err(Problem::too_large(call.app.options.body_bytes_max));
     }
     let given: NewEventBody<'_> = body::parse(text)?;
-    let new = given.read(&call.app, &call.caller, catalogue, None)?;
+    let new = given.read(&call.app, &call.caller, catalogue, None, trace)?;
     check_tenant(&call.app, &new.event.tenant).await?;
     Ok(new)
 }
@@ -134,7 +138,7 @@ impl Group {
         self.events.len() >= GROUP_EVENTS_MAX || self.bytes >= GROUP_BYTES_MAX
     }
 
-    async fn commit(&mut self, call: &Call, results: &mut [Option<BatchResult>]) -> Result<(), Problem> {
+    async fn commit(&mut self, call: &Call, began: Began, results: &mut [Option<BatchResult>]) -> Result<(), Problem> {
         if self.events.is_empty() {
             return Ok(());
         }
@@ -142,7 +146,7 @@ impl Group {
         let places = std::mem::take(&mut self.places);
         self.bytes = 0;
         let known: Vec<Arc<Event>> = events.iter().map(|new| Arc::clone(&new.event)).collect();
-        match commit(&call.app, events).await {
+        match commit(&call.app, events, began).await {
             Ok(stored) => {
                 for ((place, event), stored) in places.into_iter().zip(&known).zip(stored) {
                     results[place] = Some(result(event, stored));

@@ -153,6 +153,7 @@ pub(crate) async fn test(call: Call) -> Result<Response, Problem> {
         idempotency_key: None,
         ordering_key: None,
         timing: Timing::default(),
+        trace: None,
     };
     let command = Command::Test { endpoint: endpoint.id, event: Arc::new(event) };
     match call.app.store.command(found.stored.partition, command).await? {

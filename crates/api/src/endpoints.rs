@@ -681,7 +681,7 @@ fn read_headers(given: Given<BTreeMap<String, String>>, present: &Headers, signi
         // The name is told by the field; a control character in it is not repeated.
         let message = match error {
             HeaderError::Name { .. } => "is not a header name".to_owned(),
-            HeaderError::Reserved { .. } => "frames, routes or signs the request and is set by Posthaste".to_owned(),
+            HeaderError::Reserved { .. } => "frames, routes, signs or traces the request and is set by Posthaste".to_owned(),
             HeaderError::Value { .. } => "0 to 4,096 characters of visible ASCII, with spaces only inside".to_owned(),
             HeaderError::TooMany | HeaderError::Twice => error.to_string(),
         };

@@ -12,6 +12,7 @@ use posthaste_core::event::{Data, Event, EventType, Timing, TimingError};
 use posthaste_core::id::{EventId, TenantId};
 use posthaste_core::text::{IdempotencyKey, Label, Labels, OrderingKey, TextError, Version};
 use posthaste_core::time::Timestamp;
+use posthaste_core::trace::TraceContext;
 use posthaste_store::{
     Command, Commanded, Cursor, DeliveryQuery, Error, EventQuery, EventRow, NewEvent, Page, Published as Stored, StatusFilter,
     partition_of,
@@ -28,6 +29,7 @@ use crate::credentials::Caller;
 use crate::deliveries::Surroundings;
 use crate::problem::Problem;
 use crate::query::{FROM, TO};
+use crate::traced::{self, Began, Traced};
 
 const LIST: &str = "events";
 
@@ -127,26 +129,32 @@ pub(crate) struct DeliveryCounts {
 
 /// Answers only after the event and its deliveries are on disk.
 pub(crate) async fn publish(call: Call) -> Result<Response, Problem> {
+    let began = Began::now(&call.app, "/v1/events");
     let key = call.idempotency_key()?;
     let (call, body) = call.body().await?;
     let given: NewEventBody<'_> = body.parse()?;
     let catalogue = call.app.known.catalogue().await?;
-    let new = given.read(&call.app, &call.caller, &catalogue, key)?;
+    let trace = traced::context_of(&call.parts.headers);
+    let new = given.read(&call.app, &call.caller, &catalogue, key, trace)?;
     check_tenant(&call.app, &new.event.tenant).await?;
     let event = Arc::clone(&new.event);
-    let stored = commit(&call.app, vec![new]).await?.pop().expect("one answer for one event");
+    let stored = commit(&call.app, vec![new], began).await?.pop().expect("one answer for one event");
     let published = Published::show(&event, stored)?;
     let status = if published.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
     Ok(answer(status, &published))
 }
 
 /// The one way into the store, for single events and batches. Whether it works is what readiness is about.
-pub(crate) async fn commit(app: &App, events: Vec<NewEvent>) -> Result<Vec<Stored>, Error> {
+pub(crate) async fn commit(app: &App, events: Vec<NewEvent>, began: Began) -> Result<Vec<Stored>, Error> {
+    let traced = Traced::of(app, began, &events);
     let counted = app.options.metrics.as_ref().map(|metrics| {
         let events: Vec<Arc<Event>> = events.iter().map(|new| Arc::clone(&new.event)).collect();
         (metrics, events)
     });
     let stored = app.store.publish(events).await;
+    if let Some(traced) = traced {
+        traced.ended(&stored);
+    }
     if let (Some((metrics, events)), Ok(stored)) = (counted, &stored) {
         metrics.publishing().created(events.iter().zip(stored).filter_map(|(event, stored)| match stored {
             Stored::Made { deliveries } => Some((&event.tenant, &event.event_type, *deliveries)),
@@ -193,13 +201,14 @@ impl Published {
 }
 
 impl NewEventBody<'_> {
-    /// Checks all that can be checked without the store. `key` is what the header of that name said.
+    /// Checks all that can be checked without the store. `key` and `trace` are what headers said.
     pub(crate) fn read(
         &self,
         app: &App,
         caller: &Caller,
         catalogue: &Catalogue,
         key: Option<IdempotencyKey>,
+        trace: Option<Box<TraceContext>>,
     ) -> Result<NewEvent, Problem> {
         let at = |field: &'static str| move |error: TextError| Problem::invalid(field, error);
         let accepted_at = app.store.now();
@@ -235,13 +244,15 @@ impl NewEventBody<'_> {
             idempotency_key,
             ordering_key: self.ordering_key.as_deref().map(OrderingKey::parse).transpose().map_err(at("ordering_key"))?,
             timing,
+            trace,
         };
         catalogue.check(&event)?;
         let is_id_chosen = self.id.is_some();
         let is_remembered = is_id_chosen || event.idempotency_key.is_some();
         // Of what nobody can repeat, nothing is compared.
         let fingerprint = if is_remembered { self.fingerprint(&event) } else { [0; 32] };
-        Ok(NewEvent { event: Arc::new(event), is_id_chosen, fingerprint })
+        let resolved = traced::mark(app, &event);
+        Ok(NewEvent { event: Arc::new(event), is_id_chosen, fingerprint, resolved })
     }
 
     fn labels(&self) -> Result<Labels, Problem> {

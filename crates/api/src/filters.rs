@@ -38,6 +38,6 @@ pub(crate) async fn test(call: Call) -> Result<Response, Problem> {
     let filter = read_filter(given.filter.get())?;
     let event: NewEventBody<'_> = body::parse(given.event.get().as_bytes()).map_err(|problem| problem.inside("event"))?;
     let nothing = Catalogue::new(vec![]);
-    let new = event.read(&call.app, &call.caller, &nothing, None).map_err(|problem| problem.inside("event"))?;
+    let new = event.read(&call.app, &call.caller, &nothing, None, None).map_err(|problem| problem.inside("event"))?;
     Ok(ok(&FilterTestAnswer { matches: filter.matches(&Subject::of(&new.event)) }))
 }

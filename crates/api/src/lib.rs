@@ -36,6 +36,7 @@ mod routes;
 mod statistics;
 mod stream;
 mod tenants;
+mod traced;
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -54,6 +55,7 @@ use posthaste_core::endpoint::Policies;
 use posthaste_core::timeout::TimeoutRules;
 use posthaste_metrics::Metrics;
 use posthaste_store::Store;
+use posthaste_traces::Traces;
 
 use body::Budget;
 use credentials::{AdminKey, Calls, Uses};
@@ -96,6 +98,8 @@ pub struct Options {
     pub portal_key: PortalKey,
     /// Counts what comes in, and is shown at `/metrics`.
     pub metrics: Option<Metrics>,
+    /// Looks at some of the events that come in.
+    pub traces: Option<Traces>,
 }
 
 impl Default for Options {
@@ -118,6 +122,7 @@ impl Default for Options {
             streams_max: 64,
             portal_key: PortalKey(rand::random()),
             metrics: None,
+            traces: None,
         }
     }
 }

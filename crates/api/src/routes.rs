@@ -55,7 +55,7 @@ pub(crate) struct Route {
     pub(crate) answers: Vec<Gives>,
     /// Statuses of problems beside those that any call can meet.
     pub(crate) problems: &'static [u16],
-    /// Beside the body: `If-Match`, `Idempotency-Key`.
+    /// Beside the body: `If-Match`, `Idempotency-Key`, `traceparent`.
     pub(crate) headers: &'static [&'static str],
     /// Publishing is not counted among a key's calls.
     is_publishing: bool,
@@ -211,6 +211,8 @@ const DELIVERY_FILTERS: &[Parameter] = &[ENDPOINT, EVENT, TENANT, STATUS, HOLD_R
 const PAGES: &[Parameter] = &[LIMIT, CURSOR];
 const IF_MATCH: &[&str] = &["If-Match"];
 const IDEMPOTENCY_KEY: &[&str] = &["Idempotency-Key"];
+const PUBLISH_HEADERS: &[&str] = &["Idempotency-Key", "traceparent", "tracestate"];
+const TRACE_HEADERS: &[&str] = &["traceparent", "tracestate"];
 
 /// Everything.
 #[expect(clippy::too_many_lines, reason = "one table, read from top to bottom")]
@@ -219,7 +221,7 @@ pub(crate) fn table() -> Vec<Route> {
         // Events.
         post("/v1/events", "publishEvent", Access::Scope(Publish), events::publish)
             .says("Publish one event. Answered once it and its deliveries are on disk.")
-            .heeds(IDEMPOTENCY_KEY)
+            .heeds(PUBLISH_HEADERS)
             .takes::<events::NewEventBody>(r#"{"type": "invoice.paid", "tenant": "acme", "data": {"invoice": "inv_456", "amount": 4999}}"#)
             .gives::<events::Published>(202, "It is on disk.")
             .gives::<events::Published>(200, "It was published before, under this id.")
@@ -227,6 +229,7 @@ pub(crate) fn table() -> Vec<Route> {
             .publishing(),
         post("/v1/events/batch", "publishEvents", Access::Scope(Publish), batch::publish)
             .says("Publish up to 1,000 events, as a JSON array or one a line. A bad one does not harm its neighbours.")
+            .heeds(TRACE_HEADERS)
             .takes_batch()
             .gives::<batch::BatchAnswer>(202, "What became of each, in their order.")
             .publishing(),

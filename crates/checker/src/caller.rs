@@ -19,6 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(15);
 pub struct Caller {
     server: SocketAddr,
     key: String,
+    /// Beside those that every request has.
+    headers: Vec<(String, String)>,
     connection: Option<SendRequest<Full<Bytes>>>,
 }
 
@@ -42,7 +44,14 @@ pub struct NoAnswer;
 
 impl Caller {
     pub fn new(server: SocketAddr, key: &str) -> Caller {
-        Caller { server, key: key.to_owned(), connection: None }
+        Caller { server, key: key.to_owned(), headers: Vec::new(), connection: None }
+    }
+
+    /// Sends this header with everything from now on.
+    #[must_use]
+    pub fn with_header(mut self, name: &str, value: &str) -> Caller {
+        self.headers.push((name.to_owned(), value.to_owned()));
+        self
     }
 
     pub async fn get(&mut self, path: &str) -> Result<Answered, NoAnswer> {
@@ -68,7 +77,11 @@ impl Caller {
             Some(connection) if connection.is_ready() => connection,
             Some(_) | None => self.connect().await?,
         };
-        let request = Request::builder()
+        let mut building = Request::builder();
+        for (name, value) in &self.headers {
+            building = building.header(name, value);
+        }
+        let request = building
             .method(method)
             .uri(path)
             .header(HOST, self.server.to_string())

@@ -250,7 +250,7 @@ pub enum HeaderError {
     TooMany,
     #[error("`{name}` is not a header name")]
     Name { name: String },
-    #[error("`{name}` frames, routes or signs the request and is set by Posthaste")]
+    #[error("`{name}` frames, routes, signs or traces the request and is set by Posthaste")]
     Reserved { name: String },
     #[error("the value of `{name}` is 0 to 4,096 characters of visible ASCII, with spaces only inside")]
     Value { name: String },
@@ -291,6 +291,11 @@ impl Headers {
         Ok(Headers(checked))
     }
 
+    /// For the store: a name that was free when it was given, and is ours since, is left out.
+    pub fn stored<'a>(headers: impl IntoIterator<Item = (&'a str, &'a str)>, signing: &Signing) -> Result<Headers, HeaderError> {
+        Headers::new(headers.into_iter().filter(|(name, _)| !TRACE_HEADERS.contains(name)), signing)
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
@@ -303,9 +308,11 @@ impl std::fmt::Debug for Headers {
     }
 }
 
+/// They were free once.
+const TRACE_HEADERS: [&str; 2] = ["traceparent", "tracestate"];
 const SIGNATURE_HEADERS: [&str; 3] = ["webhook-id", "webhook-timestamp", "webhook-signature"];
 
-/// Names that frame the request, route it, or vouch for it.
+/// Names that frame the request, route it, vouch for it, or say which trace it belongs to.
 const RESERVED_HEADERS: [&str; 17] = [
     "accept-encoding",
     "connection",
@@ -328,7 +335,9 @@ const RESERVED_HEADERS: [&str; 17] = [
 const RESERVED_PREFIXES: [&str; 4] = ["posthaste-", "proxy-", "webhook-", "x-forwarded-"];
 
 fn is_reserved(lower_case_name: &str) -> bool {
-    RESERVED_HEADERS.contains(&lower_case_name) || RESERVED_PREFIXES.iter().any(|prefix| lower_case_name.starts_with(prefix))
+    RESERVED_HEADERS.contains(&lower_case_name)
+        || TRACE_HEADERS.contains(&lower_case_name)
+        || RESERVED_PREFIXES.iter().any(|prefix| lower_case_name.starts_with(prefix))
 }
 
 fn check_header_name(name: &str) -> Result<(), HeaderError> {
@@ -416,6 +425,8 @@ mod tests {
             ("user-agent", "x"),
             ("Content-Type", "x"),
             ("Connection", "close"),
+            ("TraceParent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+            ("tracestate", "a=1"),
         ] {
             let name_lower = name.to_ascii_lowercase();
             assert_eq!(Headers::new([(name, value)], &Signing::Standard), Err(HeaderError::Reserved { name: name_lower }));
@@ -436,6 +447,8 @@ mod tests {
         let good = Headers::new([("Authorization", "Bearer abc"), ("X-Empty", "")], &Signing::Standard).unwrap();
         assert_eq!(good.iter().collect::<Vec<_>>(), [("authorization", "Bearer abc"), ("x-empty", "")]);
         assert!(!format!("{good:?}").contains("abc"), "a value may be a credential");
+        let before = [("authorization", "Bearer abc"), ("traceparent", "x"), ("x-empty", "")];
+        assert_eq!(Headers::stored(before, &Signing::Standard), Ok(good), "an endpoint from before a name was ours stays usable");
     }
 
     #[test]

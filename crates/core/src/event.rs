@@ -9,6 +9,7 @@ use crate::id::{EventId, TenantId};
 use crate::json::{self, JsonError};
 use crate::text::{IdempotencyKey, Labels, OrderingKey, TextError, Version, is_word, text_type};
 use crate::time::Timestamp;
+use crate::trace::TraceContext;
 
 /// One thing that happened, as it was accepted.
 #[derive(Clone, PartialEq, Debug)]
@@ -26,6 +27,8 @@ pub struct Event {
     pub idempotency_key: Option<IdempotencyKey>,
     pub ordering_key: Option<OrderingKey>,
     pub timing: Timing,
+    /// The caller's trace, if it has one.
+    pub trace: Option<Box<TraceContext>>,
 }
 
 /// The payload: valid JSON, kept to the byte as it was published.
@@ -234,6 +237,7 @@ pub(crate) mod tests {
             idempotency_key: None,
             ordering_key: None,
             timing: Timing::default(),
+            trace: None,
         }
     }
 

@@ -20,6 +20,7 @@
 //! | May a delivery go to this URL, to this address? | [`destination`] |
 //! | Who goes next? | [`scheduler`] |
 //! | Why does this delivery wait? | [`admission`] |
+//! | Which trace does an event belong to, and who looks at it? | [`trace`] |
 
 pub mod admission;
 pub mod bucket;
@@ -46,3 +47,4 @@ pub mod tenant;
 pub mod text;
 pub mod time;
 pub mod timeout;
+pub mod trace;

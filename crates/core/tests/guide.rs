@@ -37,6 +37,7 @@ fn subject(shown: &str) -> Subject {
         idempotency_key: None,
         ordering_key: None,
         timing: Timing::default(),
+        trace: None,
     })
 }
 

@@ -7,14 +7,21 @@ use posthaste_core::id::AttemptId;
 use posthaste_sender::request::{self, Try};
 use posthaste_sender::{Client, Posted};
 use posthaste_store::{AttemptRecord, Store, Timings};
+use posthaste_traces::Attempt as Seen;
 
 use crate::lease::Lease;
 use crate::owner::Sending;
 
-/// `None` if nothing was tried, because this node's lease has ended.
-pub(crate) async fn attempt(store: &dyn Store, client: &Client, lease: &Lease, sending: &Sending) -> Option<AttemptRecord> {
+/// `None` if nothing was tried, because this node's lease has ended. `seen` is told of its steps, if somebody looks.
+pub(crate) async fn attempt(
+    store: &dyn Store,
+    client: &Client,
+    lease: &Lease,
+    sending: &Sending,
+    seen: Option<&mut Seen>,
+) -> Option<AttemptRecord> {
     let attempted_at = store.now();
-    let posted = post(store, client, lease, sending).await?;
+    let posted = post(store, client, lease, sending, seen).await?;
     let posthaste_sender::Timings { dns, connect, tls, first_byte } = posted.timings;
     Some(AttemptRecord {
         id: AttemptId::from_unique(store.unique()),
@@ -29,7 +36,7 @@ pub(crate) async fn attempt(store: &dyn Store, client: &Client, lease: &Lease, s
     })
 }
 
-async fn post(store: &dyn Store, client: &Client, lease: &Lease, sending: &Sending) -> Option<Posted> {
+async fn post(store: &dyn Store, client: &Client, lease: &Lease, sending: &Sending, mut seen: Option<&mut Seen>) -> Option<Posted> {
     let now = store.wall_clock();
     let target = &sending.target;
     let address = match &target.address {
@@ -46,12 +53,20 @@ async fn post(store: &dyn Store, client: &Client, lease: &Lease, sending: &Sendi
         payload_format: target.stored.endpoint.payload_format,
         headers: &target.stored.endpoint.headers,
         now,
+        span: seen.as_ref().map(|seen| seen.post()),
     };
     let request = request::build(&one_try);
+    if let Some(seen) = &mut seen {
+        seen.signed();
+    }
     // Another node may own it by now. Our record would be refused, but the receiver would have had it twice. And if nobody
     // does, it would count an attempt that was none.
     if lease.has_ended() {
         return None;
     }
-    Some(client.post(address, request, sending.timeout, now).await)
+    let posted = client.post(address, request, sending.timeout, now).await;
+    if let Some(seen) = &mut seen {
+        seen.answered();
+    }
+    Some(posted)
 }

@@ -80,6 +80,7 @@ mod tests {
             idempotency_key: None,
             ordering_key: None,
             timing: Timing::default(),
+            trace: None,
         })
     }
 

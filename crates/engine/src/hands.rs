@@ -21,6 +21,7 @@ use tokio::task::JoinSet;
 use crate::attempt::attempt;
 use crate::membership::Membership;
 use crate::owner::{Deed, Owner, Seen, Sending, Wake};
+use crate::traced::{self, Traced};
 
 /// How long to leave a store alone that has just failed: at first, and at most.
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
@@ -45,6 +46,7 @@ pub(crate) struct Hands {
     /// What a stop has to wait for.
     handing_over: Arc<Mutex<JoinSet<()>>>,
     notices: Option<Sender<Noticed>>,
+    traced: Traced,
 }
 
 impl Hands {
@@ -54,8 +56,9 @@ impl Hands {
         membership: Arc<Membership>,
         inbox: UnboundedSender<Wake>,
         notices: Option<Sender<Noticed>>,
+        traced: Traced,
     ) -> Hands {
-        Hands { store, client, membership, inbox, handing_over: Arc::default(), notices }
+        Hands { store, client, membership, inbox, handing_over: Arc::default(), notices, traced }
     }
 
     pub(crate) fn perform(&self, deed: Deed) {
@@ -66,7 +69,9 @@ impl Hands {
             }
             Deed::Record { life, records, after } => {
                 let mut recording = Box::pin(async move {
+                    let traced = hands.traced.judged(life, &records);
                     let results = hands.record(records).await;
+                    hands.traced.recorded(traced, &results);
                     hands.tell(Wake::Recorded { life, after, results });
                 });
                 // Begun here, and not in a task that may be overtaken: what is known of a lane must reach the store after
@@ -164,8 +169,12 @@ impl Hands {
 
     async fn send(&self, sending: Sending) {
         let Sending { life, errand, .. } = sending;
-        match attempt(self.store.as_ref(), &self.client, self.membership.lease(), &sending).await {
-            Some(attempt) => self.tell(Wake::Answered { life, errand, attempt: Box::new(attempt) }),
+        let mut seen = traced::begin(&sending);
+        match attempt(self.store.as_ref(), &self.client, self.membership.lease(), &sending, seen.as_mut()).await {
+            Some(attempt) => {
+                self.traced.answered(life, attempt.id, seen);
+                self.tell(Wake::Answered { life, errand, attempt: Box::new(attempt) });
+            }
             None => self.tell(Wake::NotSent { life, errand }),
         }
     }

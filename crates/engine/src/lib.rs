@@ -13,6 +13,7 @@ mod owner;
 mod survey;
 mod tally;
 mod target;
+mod traced;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use posthaste_core::timeout::TimeoutRules;
 use posthaste_metrics::Metrics;
 use posthaste_sender::Client;
 use posthaste_store::{Fed, Housekeeping, Store};
+use posthaste_traces::Traces;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
@@ -35,6 +37,7 @@ use membership::Membership;
 pub use owner::{After, Bodiless, Deed, Errand, Life, Owner, Seen, Sending, Ticket, Wake};
 use survey::{Surveyor, Watch};
 pub use target::Target;
+use traced::Traced;
 
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -57,6 +60,8 @@ pub struct Options {
     pub metrics: Option<Metrics>,
     /// Who tells people of it, if anybody does. What does not fit is not told.
     pub notices: Option<mpsc::Sender<Noticed>>,
+    /// Who looks at some of the attempts, if anybody does.
+    pub traces: Option<Traces>,
 }
 
 impl Default for Options {
@@ -74,6 +79,7 @@ impl Default for Options {
             replays_at_once_max: 100,
             metrics: None,
             notices: None,
+            traces: None,
         }
     }
 }
@@ -103,7 +109,8 @@ const REQUEST_MAX: Duration = Duration::from_secs(61);
 pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: impl Future<Output = ()>) {
     let (inbox, mut wakes) = mpsc::unbounded_channel();
     let membership = Arc::new(Membership::new(Arc::clone(&store), inbox.clone()));
-    let hands = Hands::new(Arc::clone(&store), client, Arc::clone(&membership), inbox.clone(), options.notices.clone());
+    let traced = Traced::new(options.traces.clone());
+    let hands = Hands::new(Arc::clone(&store), client, Arc::clone(&membership), inbox.clone(), options.notices.clone(), traced);
     let mut background = JoinSet::new();
     background.spawn(Arc::clone(&membership).keep());
     background.spawn(housekeeping::sweep(Arc::clone(&store), inbox.clone()));

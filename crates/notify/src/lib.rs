@@ -25,6 +25,7 @@ use posthaste_core::id::{EndpointId, TenantId};
 use posthaste_core::notice::{DeathWatch, Debounce, Noticed, What};
 use posthaste_metrics::Metrics;
 use posthaste_store::{Error, Store};
+use posthaste_traces::Traces;
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
@@ -46,6 +47,8 @@ pub struct Options {
     pub operators: Vec<String>,
     /// Who counts what is published, if anybody does.
     pub metrics: Option<Metrics>,
+    /// Who looks at some of it, if anybody does.
+    pub traces: Option<Traces>,
 }
 
 impl Default for Options {
@@ -57,6 +60,7 @@ impl Default for Options {
             deaths_min: 10,
             operators: Vec::new(),
             metrics: None,
+            traces: None,
         }
     }
 }

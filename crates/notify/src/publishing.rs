@@ -3,7 +3,8 @@
 //! One event reaches operators and the tenant that it is about: each tenant's endpoint filters by whose news it is.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use posthaste_core::endpoint::{Description, Endpoint, Metadata, Status};
 use posthaste_core::event::{Data, Event, EventType, Timing};
@@ -14,6 +15,7 @@ use posthaste_signing::Secret;
 use posthaste_store::{
     Audit, Change, EndpointQuery, Error, NewEndpoint, NewEvent, Published, SecretText, Store, StoredEndpoint, StoredSecret,
 };
+use posthaste_traces::{Publish, PublishedAs};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
@@ -43,7 +45,7 @@ struct Preferences {
 }
 
 pub(crate) async fn publish(store: &dyn Store, options: &Options, message: &Message) -> Result<Told, Error> {
-    let operators = &options.tenant;
+    let (operators, began) = (&options.tenant, Instant::now());
     let stored = store.tenant(message.tenant.clone()).await?;
     let Extra { notifications } = stored.and_then(|stored| serde_json::from_str(&stored.extra).ok()).unwrap_or_default();
     keep_endpoint(store, operators, &message.tenant, notifications.url.as_deref()).await?;
@@ -63,11 +65,23 @@ pub(crate) async fn publish(store: &dyn Store, options: &Options, message: &Mess
         idempotency_key: None,
         ordering_key: None,
         timing: Timing::default(),
+        trace: None,
     };
     // Of the same id the same is told, if perhaps in other words: nothing is compared.
     let event = Arc::new(event);
-    let new = NewEvent { event: Arc::clone(&event), is_id_chosen: message.id.is_some(), fingerprint: [0; 32] };
+    let resolved: Arc<OnceLock<Instant>> = Arc::default();
+    let new = NewEvent {
+        event: Arc::clone(&event),
+        is_id_chosen: message.id.is_some(),
+        fingerprint: [0; 32],
+        resolved: options.traces.as_ref().map(|_| Arc::clone(&resolved)),
+    };
+    let created = Instant::now();
     let published = store.publish(vec![new]).await?;
+    if let (Some(traces), Some(Published::Made { deliveries })) = (&options.traces, published.first()) {
+        let (resolved, published_as) = (resolved.get().copied(), PublishedAs::Made { deliveries: *deliveries });
+        traces.published(&Publish { event: &event, route: None, began, created, resolved, ended: Instant::now(), published_as });
+    }
     Ok(match published.first() {
         Some(Published::Made { deliveries }) => {
             if let Some(metrics) = &options.metrics {

@@ -5,6 +5,7 @@
 
 mod backlog;
 mod bed;
+mod collector;
 mod database;
 mod figures;
 mod forwarder;

@@ -20,6 +20,7 @@ use posthaste_metrics::{Kind, Metrics, Page};
 use posthaste_notify::mail::Mailer;
 use posthaste_sender::{Client, Options as SenderOptions, Policy, Proxy};
 use posthaste_store::{Commits, Housekeeping, Keyring, MasterKey, Options as StoreOptions, Postgres, SecretText, Sqlite, Store};
+use posthaste_traces::{Exporter, Traces};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
@@ -105,6 +106,7 @@ pub(crate) struct Server {
     store: Arc<dyn Store>,
     tasks: Vec<JoinHandle<()>>,
     stop: watch::Sender<bool>,
+    exporter: Option<Exporter>,
 }
 
 impl Server {
@@ -127,6 +129,13 @@ impl Server {
             };
             anyhow::Ok((listen(settings.listen, "--listen").await?, metrics_listener))
         };
+        let (traces, exporter) = match traces(settings) {
+            Ok(traces) => traces.unzip(),
+            Err(error) => {
+                let _ = store.close().await;
+                return Err(error);
+            }
+        };
         let (listener, metrics_listener) = match listening.await {
             Ok(listeners) => listeners,
             Err(error) => {
@@ -140,15 +149,20 @@ impl Server {
         let (stop, stopped) = watch::channel(false);
         let mut tasks = Vec::new();
         let metrics = settings.metrics.then(|| metrics(settings, client.as_ref(), commits, logs));
+        if let (Some(metrics), Some(traces)) = (&metrics, traces.clone()) {
+            metrics.gather(move |page| traces.show(page));
+        }
         if let Some(client) = client {
             let (notices, to_tell) = mpsc::channel(posthaste_notify::NOTICED_MAX);
             let options = posthaste_engine::Options {
                 metrics: metrics.clone(),
                 notices: settings.notifications.then_some(notices),
+                traces: traces.clone(),
                 ..engine_options(settings, parts.in_flight_max)
             };
             if settings.notifications {
-                let options = posthaste_notify::Options { metrics: metrics.clone(), ..notify_options(settings) };
+                let options =
+                    posthaste_notify::Options { metrics: metrics.clone(), traces: traces.clone(), ..notify_options(settings) };
                 let mailer = mailer(settings)?;
                 let telling = posthaste_notify::run(Arc::clone(&store), options, mailer, to_tell, told(stopped.clone()));
                 tasks.push(tokio::spawn(telling));
@@ -157,7 +171,8 @@ impl Server {
             tasks.push(tokio::spawn(engine));
         }
         let router = if settings.has_role(Role::Api) {
-            let options = posthaste_api::Options { metrics: metrics.clone(), ..api_options(settings, address, &master_key) };
+            let options =
+                posthaste_api::Options { metrics: metrics.clone(), traces, ..api_options(settings, address, &master_key) };
             posthaste_api::router(Arc::clone(&store), options, &admin_key.0)
         } else {
             without_api(metrics.as_ref())
@@ -173,7 +188,7 @@ impl Server {
             tasks.push(tokio::spawn(accept::serve(listener, router, limits, told(stopped.clone()))));
         }
         tasks.push(tokio::spawn(accept::serve(listener, router, limits, told(stopped))));
-        Ok(Server { address, metrics_address, admin_key, new_admin_key, storing, store, tasks, stop })
+        Ok(Server { address, metrics_address, admin_key, new_admin_key, storing, store, tasks, stop, exporter })
     }
 
     /// Comes back only if a part of it has ended although nobody has asked for it.
@@ -199,7 +214,12 @@ impl Server {
         for task in self.tasks {
             has_panicked |= task.await.is_err();
         }
-        self.store.close().await.map_err(plainly)?;
+        let closed = self.store.close().await;
+        // The last spans are of what has just ended. They come after everything that must not be lost.
+        if let Some(exporter) = self.exporter {
+            exporter.finish().await;
+        }
+        closed.map_err(plainly)?;
         if has_panicked { Err(anyhow!("a part of the server did not end well; see the log")) } else { Ok(()) }
     }
 }
@@ -290,7 +310,25 @@ fn notify_options(settings: &Settings) -> posthaste_notify::Options {
         deaths_min: settings.dead_letters_growing_min,
         operators: settings.smtp_operators.clone(),
         metrics: None,
+        traces: None,
     }
+}
+
+/// Who is told of some events, if anybody is.
+fn traces(settings: &Settings) -> anyhow::Result<Option<(Traces, Exporter)>> {
+    let options = traces_options(settings)?;
+    options.map(|options| Traces::start(&options).context("traces cannot be sent")).transpose()
+}
+
+pub(crate) fn traces_options(settings: &Settings) -> anyhow::Result<Option<posthaste_traces::Options>> {
+    let Some(collector) = settings.otlp_endpoint.clone() else { return Ok(None) };
+    Ok(Some(posthaste_traces::Options {
+        collector,
+        headers: settings.otlp_headers.clone(),
+        sample_ratio: settings.trace_sample_ratio,
+        extra_roots: extra_roots(settings)?,
+        version: env!("CARGO_PKG_VERSION"),
+    }))
 }
 
 fn mailer(settings: &Settings) -> anyhow::Result<Option<Mailer>> {
@@ -310,18 +348,23 @@ fn egress_policy(settings: &Settings) -> Policy {
     }
 }
 
-pub(crate) fn client(settings: &Settings) -> anyhow::Result<Client> {
+/// All of them, one after the other.
+fn extra_roots(settings: &Settings) -> anyhow::Result<Vec<u8>> {
     let mut extra_roots = Vec::new();
     for path in &settings.extra_roots {
         let file = std::fs::read(path).with_context(|| format!("cannot read extra_roots {}", path.display()))?;
         extra_roots.extend(file);
         extra_roots.push(b'\n');
     }
+    Ok(extra_roots)
+}
+
+pub(crate) fn client(settings: &Settings) -> anyhow::Result<Client> {
     let options = SenderOptions {
         policy: egress_policy(settings),
         proxy: settings.proxy.as_ref().map(|proxy| Proxy::parse(&proxy.0)).transpose()?,
         bind_address: settings.bind_address,
-        extra_roots,
+        extra_roots: extra_roots(settings)?,
         ..SenderOptions::default()
     };
     Ok(Client::new(&options)?)

@@ -22,10 +22,12 @@ use posthaste_core::quiet_hours::{QuietHours, Window};
 use posthaste_core::retry::{Jitter, RetryPolicy, Strategy};
 use posthaste_core::timeout::{Mode, Pinned, TimeoutRules};
 use posthaste_store::{MasterKey, SecretText};
+use posthaste_traces::{Collector, CollectorHeader};
 
 use rule::{
-    Kind, Rule, address, api_key, boolean, bytes, database_address, free_text, ip, list, log_levels, mail_address, mail_server,
-    master_key, network, number, one_of, optional, path, proxy_address, tenant, type_patterns, web_address, window,
+    Kind, Rule, address, api_key, boolean, bytes, collector, collector_header, database_address, free_text, ip, list, log_levels,
+    mail_address, mail_server, master_key, network, number, one_of, optional, path, proxy_address, tenant, type_patterns,
+    web_address, window,
 };
 pub(crate) use source::{Flags, Mistakes};
 use source::{Given, Together};
@@ -78,6 +80,11 @@ settings! {
     "Logs" {
         log: String = log_levels(), "info", "What is logged, also by module: `info,posthaste_store=debug`; read again on SIGHUP";
         log_format: LogFormat = one_of(&LOG_FORMATS), "human", "How: human or json";
+    }
+    "Traces" {
+        otlp_endpoint: Option<Collector> = optional(collector()), "", "The OpenTelemetry collector that traces are sent to (OTLP over HTTP), such as `http://localhost:4318`; none unless set";
+        otlp_headers: Vec<CollectorHeader> = list(collector_header()), "", "Sent with every request to it, such as `authorization=Bearer%20…`";
+        trace_sample_ratio: f64 = number(0.0, 1.0), "0.01", "The share of events whose traces are sent; a caller that sends a `traceparent` decides for its own";
     }
     "Where deliveries may go" {
         allow_networks: Vec<IpNet> = list(network()), "", "Networks that deliveries may reach although they are private";
@@ -332,6 +339,9 @@ impl Settings {
         if self.metrics_listen.is_some() && !self.metrics {
             wrong.push(Together::of(&["metrics_listen", "metrics"])("there is nothing to serve where nothing is counted"));
         }
+        if self.otlp_endpoint.is_none() && !self.otlp_headers.is_empty() {
+            wrong.push(Together::of(&["otlp_headers", "otlp_endpoint"])("there is no collector that they could be sent to"));
+        }
         if self.smtp_url.is_some() != self.smtp_from.is_some() {
             wrong.push(Together::of(&["smtp_url", "smtp_from"])("mails need both a server and an address that they come from"));
         }
@@ -545,6 +555,7 @@ mod tests {
             (vec!["--role", ""], "at least one"),
             (vec!["--smtp-url", "smtp://mail.example.com"], "both a server and an address"),
             (vec!["--smtp-operators", "a@b.example"], "without a mail server"),
+            (vec!["--otlp-headers", "a=b"], "no collector that they could be sent to"),
             (vec!["--allow-networks", "10.0.0.1/8"], "host bits"),
         ] {
             let error = load(&arguments, &[], None).unwrap_err();
@@ -611,6 +622,37 @@ mod tests {
         let settings = load(&[], &[], Some(&again)).unwrap();
         assert_eq!(settings.allow_networks.len(), 2);
         assert!((settings.retry_factor - 1.5).abs() < f64::EPSILON);
+    }
+
+    #[test]
+    fn where_traces_go_is_understood_or_refused_and_its_headers_are_never_shown() {
+        let flags = source::test_flags(&[
+            "--otlp-endpoint",
+            "http://localhost:4318",
+            "--otlp-headers",
+            "authorization=Bearer%20canary,x-key=canary",
+            "--trace-sample-ratio",
+            "0.5",
+        ]);
+        let (given, mistakes) = Given::gather(&flags, vec![]);
+        assert!(mistakes.is_empty(), "{mistakes}");
+        let page = shown(&given);
+        assert!(!page.contains("canary") && page.contains("otlp_headers = \"(set)\""), "{page}");
+        assert!(page.contains("otlp_endpoint = \"http://localhost:4318\"") && page.contains("trace_sample_ratio = 0.5"), "{page}");
+        let settings = understood((given, mistakes)).0;
+        assert_eq!(settings.otlp_headers.len(), 2);
+        assert!(!format!("{settings:?}").contains("canary"));
+        assert!((load(&[], &[], None).unwrap().trace_sample_ratio - 0.01).abs() < f64::EPSILON);
+        for (arguments, part) in [
+            (["--otlp-endpoint", "localhost:4317"], "http:// or https://"),
+            (["--otlp-endpoint", "http://canary:canary@x"], "otlp_headers is for them"),
+            (["--trace-sample-ratio", "2"], "a number from 0 to 1"),
+        ] {
+            let error = load(&arguments, &[], None).unwrap_err();
+            assert!(error.contains(part), "{arguments:?}: {error}");
+        }
+        let error = load(&["--otlp-endpoint", "http://x", "--otlp-headers", "canary"], &[], None).unwrap_err();
+        assert!(error.contains("a header is a name") && !error.contains("canary"), "{error}");
     }
 
     #[test]

@@ -61,6 +61,20 @@ fn assert_delays(values: &Value) {
 const PUBLISHING: [&str; 3] = ["publishes_per_second", "publish_p50_ms", "publish_p99_ms"];
 
 #[test]
+fn what_traces_cost_is_measured_with_a_collector_that_gets_them() {
+    let load = ["--events", "200", "--connections", "4", "--endpoints", "10", "--fan-out", "5", "--batch", "20"];
+    let report = bench("traces", &[&["throughput", "--traces", "1"], &load[..]].concat());
+    assert_eq!(report["traces"], 1.0);
+    for (row, (publishes, attempts)) in
+        report["rows"].as_array().unwrap().iter().zip([(200, 200), (200, 200), (40, 200), (200, 200)])
+    {
+        let spans = f64::from(4 * publishes + 6 * attempts);
+        assert!((row["spans"].as_f64().unwrap() - spans).abs() < 0.5, "every one of them: {row}");
+        assert_figures(row, &["deliveries_per_second", "span_requests"]);
+    }
+}
+
+#[test]
 fn throughput_is_told_of_four_loads_beside_what_the_machine_can_do() {
     let plot = Scratch::new("plot");
     let picture = plot.0.join("throughput.svg");

@@ -140,6 +140,7 @@ fn built(address: &Address, event: &Event, signer: &Signer) -> Request<Full<Byte
         payload_format: PayloadFormat::Envelope,
         headers: &Headers::default(),
         now: Timestamp::from_millis(1_800_000_000_000),
+        span: None,
     })
 }
 
@@ -157,6 +158,7 @@ fn event() -> Event {
         idempotency_key: None,
         ordering_key: None,
         timing: Timing::default(),
+        trace: None,
     }
 }
 

@@ -14,6 +14,7 @@ use posthaste_core::endpoint::{HeaderNames, Headers, HexPrefix, PayloadFormat, S
 use posthaste_core::event::Event;
 use posthaste_core::id::DeliveryId;
 use posthaste_core::time::Timestamp;
+use posthaste_core::trace::{self, PassedOn, SpanId, Trace};
 pub use posthaste_signing::SecretError;
 use posthaste_signing::{HexSecret, Key, Secret, SigningKey, standard, timestamp_hex};
 
@@ -31,6 +32,8 @@ pub struct Try<'a> {
     pub headers: &'a Headers,
     /// When it is sent: what the receiver compares with its clock.
     pub now: Timestamp,
+    /// The span of this request, if somebody looks at it.
+    pub span: Option<(Trace, SpanId)>,
 }
 
 /// An endpoint's URL, read once and not for every try, in the spelling that is sent. Whether it may be sent to is asked when it is.
@@ -50,6 +53,10 @@ impl Address {
         let authority = url.authority().ok_or_else(unsendable)?;
         let host = HeaderValue::from_str(authority.as_str()).map_err(|_| unsendable())?;
         Ok(Address { destination, url, host })
+    }
+
+    pub fn url(&self) -> &Uri {
+        &self.url
     }
 }
 
@@ -119,11 +126,13 @@ const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp
 const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
 const DELIVERY: HeaderName = HeaderName::from_static("posthaste-delivery");
 const ATTEMPT: HeaderName = HeaderName::from_static("posthaste-attempt");
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 const USER_AGENT_VALUE: &str = concat!("Posthaste/", env!("CARGO_PKG_VERSION"));
 
 /// Everything a receiver gets.
 pub fn build(one_try: &Try<'_>) -> Request<Full<Bytes>> {
-    let Try { delivery, attempt, event, address, signer, payload_format, headers: own, now } = one_try;
+    let Try { delivery, attempt, event, address, signer, payload_format, headers: own, now, span } = one_try;
     let (body, content_type) = match payload_format {
         PayloadFormat::Envelope => (envelope(event), "application/json"),
         PayloadFormat::Data => (event.data.as_str().to_owned(), "application/json"),
@@ -136,13 +145,19 @@ pub fn build(one_try: &Try<'_>) -> Request<Full<Bytes>> {
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
     headers.insert(USER_AGENT, HeaderValue::from_static(USER_AGENT_VALUE));
     let mut set = |name: HeaderName, value: String| {
-        let value = HeaderValue::try_from(value).expect("ids, numbers, hex and base64 are visible ASCII");
+        let value = HeaderValue::try_from(value).expect("ids, numbers, hex, base64 and traces are visible ASCII");
         headers.insert(name, value);
     };
     let delivery = delivery.to_string();
     set(WEBHOOK_ID, event.id.as_str().to_owned());
     set(DELIVERY, delivery.clone());
     set(ATTEMPT, attempt.to_string());
+    if let Some(PassedOn { traceparent, tracestate }) = trace::passed_on(event, *span) {
+        set(TRACEPARENT, traceparent);
+        if let Some(tracestate) = tracestate {
+            set(TRACESTATE, tracestate.to_owned());
+        }
+    }
     match signer {
         Signer::Standard(keys) => {
             let keys: Vec<Key<'_>> = keys.iter().map(StandardKey::as_key).collect();
@@ -239,6 +254,7 @@ mod tests {
     use posthaste_core::event::{Data, EventType, Timing};
     use posthaste_core::id::{EventId, TenantId};
     use posthaste_core::text::{Labels, Version};
+    use posthaste_core::trace::{Sampler, TraceContext};
     use posthaste_signing::{Received, TOLERANCE};
     use proptest::prelude::{prop_assert, prop_assert_eq, proptest};
     use std::fmt::Write;
@@ -259,6 +275,7 @@ mod tests {
             idempotency_key: None,
             ordering_key: None,
             timing: Timing::default(),
+            trace: None,
         }
     }
 
@@ -273,6 +290,7 @@ mod tests {
             // Checked for another scheme, as happens when an endpoint changes its scheme.
             headers: &Headers::new(own.iter().copied(), &Signing::Standard).unwrap(),
             now: Timestamp::from_millis(1_800_000_000_999),
+            span: None,
         })
     }
 
@@ -392,6 +410,37 @@ mod tests {
         assert_eq!(built.headers()["x-webhook-event-id"], "evt_1");
         assert_eq!(built.headers()["x-mine"], "kept");
         assert!(built.headers()["x-mine"].is_sensitive() && !built.headers()["webhook-id"].is_sensitive());
+    }
+
+    #[test]
+    fn a_receiver_is_told_of_the_trace_whatever_the_endpoint_s_own_headers_say() {
+        const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let context = TraceContext::parse([PARENT], ["a=1,b=x y"]).map(Box::new);
+        let event = Event { trace: context, ..event() };
+        let address = Address::parse("https://example.com").unwrap();
+        let signer = Signer::new(&Signing::Standard, [SECRET]).unwrap();
+        let own = Headers::new([("x-own", "1")], &Signing::Standard).unwrap();
+        let sent = |event: &Event, span| {
+            let one_try = Try {
+                delivery: DeliveryId::from_bytes([7; 16]),
+                attempt: 1,
+                event,
+                address: &address,
+                signer: &signer,
+                payload_format: PayloadFormat::Envelope,
+                headers: &own,
+                now: event.accepted_at,
+                span,
+            };
+            let headers = build(&one_try).headers().clone();
+            ["traceparent", "tracestate"].map(|name| headers.get(name).map(|value| value.to_str().unwrap().to_owned()))
+        };
+        let text = |text: &str| Some(text.to_owned());
+        assert_eq!(sent(&event, None), [text(PARENT), text("a=1,b=x y")]);
+        let trace = Sampler::new(1.0).trace_of(&event).unwrap();
+        let below = format!("00-{}-0000000000000009-01", trace.id);
+        assert_eq!(sent(&event, Some((trace, SpanId::from_draw(9)))), [Some(below), text("a=1,b=x y")]);
+        assert_eq!(sent(&Event { trace: None, ..event }, None), [None, None]);
     }
 
     #[test]

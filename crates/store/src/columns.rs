@@ -8,6 +8,7 @@ use posthaste_core::event::Data;
 use posthaste_core::scheduler::Class;
 use posthaste_core::text::{Label, Labels};
 use posthaste_core::time::Timestamp;
+use posthaste_core::trace::TraceContext;
 use sha2::{Digest, Sha256};
 
 use crate::{Error, KeyScope};
@@ -45,6 +46,11 @@ pub(crate) fn lines<T: ToString>(items: impl Iterator<Item = T>) -> String {
 pub(crate) fn labels(stored: &str) -> Result<Labels, Error> {
     let labels = stored.lines().map(Label::parse).collect::<Result<_, _>>().map_err(corrupt("labels"))?;
     Labels::new(labels).map_err(corrupt("labels"))
+}
+
+/// One that cannot be read is left out: an event is not lost for its trace.
+pub(crate) fn trace_context(stored: Option<&str>) -> Option<Box<TraceContext>> {
+    stored.and_then(TraceContext::from_text).map(Box::new)
 }
 
 pub(crate) fn scopes(stored: &str) -> Result<Vec<KeyScope>, Error> {

@@ -96,7 +96,7 @@ pub(crate) fn headers(headers: &Headers) -> String {
 pub(crate) fn read_headers(text: &str, signing: &Signing) -> Result<Headers, Error> {
     let read = || {
         let document: BTreeMap<String, String> = parse(text)?;
-        Ok(Headers::new(document.iter().map(|(name, value)| (name.as_str(), value.as_str())), signing)?)
+        Ok(Headers::stored(document.iter().map(|(name, value)| (name.as_str(), value.as_str())), signing)?)
     };
     read().map_err(|Unreadable| Error::Corrupt { what: "headers" })
 }

@@ -1,6 +1,7 @@
 //! What goes in.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use posthaste_core::event::{Event, EventType};
 use posthaste_core::id::EventId;
@@ -16,6 +17,8 @@ pub struct NewEvent {
     pub is_id_chosen: bool,
     /// Of all that was given but the id and the key: the same key with another body is a conflict.
     pub fingerprint: [u8; 32],
+    /// Told when its endpoints have been chosen, if somebody wants to know.
+    pub resolved: Option<Arc<OnceLock<Instant>>>,
 }
 
 /// What became of it.
@@ -36,6 +39,12 @@ pub enum Published {
 }
 
 impl NewEvent {
+    pub(crate) fn has_been_resolved(&self) {
+        if let Some(resolved) = &self.resolved {
+            let _ = resolved.set(Instant::now());
+        }
+    }
+
     /// Whether the id that was chosen may be one that a server has made for another event. Those are not remembered as chosen ones
     /// are. Only an id of our own form can be one, and nobody chooses such an id unless it was read here or on another server.
     fn has_an_id_like_ours(&self) -> bool {

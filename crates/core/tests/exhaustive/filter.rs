@@ -87,6 +87,7 @@ fn subject(data: &str) -> Subject {
         idempotency_key: None,
         ordering_key: None,
         timing: Timing::default(),
+        trace: None,
     })
 }
 

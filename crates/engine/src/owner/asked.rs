@@ -152,7 +152,9 @@ impl Owner {
         self.testers.insert(delivery, answer);
         let errand = Errand { endpoint, delivery, seq: 0, is_test: true, bytes };
         let target = Arc::clone(&known.target);
-        self.deeds.push(Deed::Send(Box::new(Sending { life: self.life, errand, number: 1, event, target, timeout })));
+        // Nobody looks at a test: its event is nobody's.
+        let sending = Sending { life: self.life, errand, number: 1, event, target, timeout, due: now, trace: None };
+        self.deeds.push(Deed::Send(Box::new(sending)));
     }
 
     pub(super) fn end_overdue(&mut self, now: Timestamp, overdue: Overdue) {

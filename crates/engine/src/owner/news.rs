@@ -9,6 +9,7 @@ use posthaste_core::notice::Noticed;
 use posthaste_core::scheduler::{Seq, Want};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Trigger;
+use posthaste_core::trace::Trace;
 use posthaste_metrics::Note;
 use posthaste_store::{
     Asked, AttemptRecord, Body, Claimed, Counts, DeliveryRow, Fed, HandedOver, LaneShown, Minute, Overdue, Partition, Record,
@@ -175,6 +176,10 @@ pub struct Sending {
     pub event: Arc<Event>,
     pub target: Arc<Target>,
     pub timeout: Duration,
+    /// Since when it could have been made.
+    pub due: Timestamp,
+    /// The trace of its event, if somebody looks at it.
+    pub trace: Option<Trace>,
 }
 
 /// What a request is made for.

@@ -11,6 +11,7 @@ use posthaste_core::plant::{self, Plant};
 use posthaste_core::scheduler::{Decision, Entry, LaneMemory, Seq};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Mode;
+use posthaste_core::trace::TraceId;
 use posthaste_metrics::{Attempt, CircuitChange, EndpointStatus, Note};
 use posthaste_store::{AttemptRecord, Body, BodyError, Commanded, LaneState, Partition, Record, Recorded, RecordedAs};
 
@@ -24,6 +25,8 @@ pub(super) struct Sent {
     event: EventId,
     /// When it could first have been delivered.
     since: Timestamp,
+    /// The trace that it belongs to, if somebody looks at it.
+    trace: Option<TraceId>,
 }
 
 impl Owner {
@@ -43,7 +46,8 @@ impl Owner {
 
     pub(super) fn post(&mut self, wanted: Bodiless, event: Arc<Event>) {
         let Bodiless { endpoint, delivery, seq, is_probe } = wanted;
-        let number = self.entry(endpoint, delivery).attempts + 1;
+        let entry = self.entry(endpoint, delivery);
+        let (number, due) = (entry.attempts + 1, entry.due);
         let known = self.known.get(&endpoint).expect("a lane is of a known endpoint");
         let target = Arc::clone(&known.target);
         let rules = &self.options.timeouts;
@@ -56,13 +60,14 @@ impl Owner {
             self.note(Note::Circuit(CircuitChange::HalfOpen));
         }
         let since = event.timing.deliver_at().map_or(made_at(delivery), |deliver_at| deliver_at.max(made_at(delivery)));
-        self.sent.insert(delivery, Sent { event: event.id.clone(), since });
+        let trace = self.options.traces.as_ref().and_then(|traces| traces.trace_of(&event));
+        self.sent.insert(delivery, Sent { event: event.id.clone(), since, trace: trace.map(|trace| trace.id) });
         let bytes = weight(&event);
         self.bytes_in_flight += bytes;
         self.requests += 1;
         let errand = Errand { endpoint, delivery, seq, is_test: false, bytes };
         self.changed.insert(endpoint);
-        self.deeds.push(Deed::Send(Box::new(Sending { life: self.life, errand, number, event, target, timeout })));
+        self.deeds.push(Deed::Send(Box::new(Sending { life: self.life, errand, number, event, target, timeout, due, trace })));
     }
 
     pub(super) fn bodies_found(&mut self, now: Timestamp, asked: Vec<Bodiless>, found: Vec<Body>) {
@@ -165,7 +170,7 @@ impl Owner {
                 verdict: decision.verdict,
                 response_time: attempt.response_time,
                 lag: attempt.attempted_at.since(entry.due),
-                age: now.since(sent.map_or(entry.due, |sent| sent.since)),
+                age: now.since(sent.as_ref().map_or(entry.due, |sent| sent.since)),
                 timeout: attempt.timeout,
             }))
         });
@@ -318,6 +323,7 @@ fn tell(told: &Told<'_>, attempt: &AttemptRecord, decision: &Decision) {
                 error = attempt.error.as_deref(),
                 next_attempt_at = decision.verdict.retry_at().map(Timestamp::to_rfc3339),
                 dead_reason = dead_reason(decision.verdict),
+                trace_id = sent.and_then(|sent| sent.trace).map(|trace| trace.to_string()),
                 "webhook_delivery_attempt"
             )
         };

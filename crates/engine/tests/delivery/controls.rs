@@ -162,6 +162,7 @@ async fn a_test_send_passes_a_pause_and_is_answered_with_its_attempt() {
         idempotency_key: None,
         ordering_key: None,
         timing: Timing::default(),
+        trace: None,
     });
     let test = Command::Test { endpoint: world.endpoint, event };
     let Commanded::Tested(attempt) = world.ask(test.clone()).await else { panic!("it was sent") };

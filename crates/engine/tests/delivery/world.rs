@@ -168,10 +168,11 @@ impl World {
             idempotency_key: None,
             ordering_key: None,
             timing: Timing::default(),
+            trace: None,
         };
         say(&mut event);
         let id = event.id.clone();
-        let new = NewEvent { event: Arc::new(event), is_id_chosen: false, fingerprint: [0; 32] };
+        let new = NewEvent { event: Arc::new(event), is_id_chosen: false, fingerprint: [0; 32], resolved: None };
         self.store.publish(vec![new]).await.unwrap();
         let query = DeliveryQuery { event: Some(id), limit: 1, ..DeliveryQuery::default() };
         self.store.deliveries(query).await.unwrap().rows[0].id

@@ -107,6 +107,7 @@ impl Forwarder {
             idempotency_key: None,
             ordering_key: None,
             timing: Timing::default(),
+            trace: None,
         };
         let one_try = Try {
             delivery: DeliveryId::from_unique(self.unique(now)),
@@ -117,6 +118,7 @@ impl Forwarder {
             payload_format: PayloadFormat::Envelope,
             headers: &self.headers,
             now,
+            span: None,
         };
         let posted = self.client.post(&self.target, request::build(&one_try), TIMEOUT, now).await;
         match posted.outcome {

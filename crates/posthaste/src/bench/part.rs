@@ -17,7 +17,7 @@ use axum::Router;
 use clap::{Args, Subcommand};
 use tokio::net::TcpListener;
 
-use super::{database, forwarder, load, receiver, writer};
+use super::{collector, database, forwarder, load, receiver, writer};
 use crate::accept;
 
 #[derive(Args)]
@@ -39,6 +39,8 @@ enum Duty {
     Forwarder { target: SocketAddr },
     /// Makes what is published safe on disk, and does nothing else
     Writer { directory: PathBuf },
+    /// Takes traces and counts them
+    Collector,
     /// `posthaste serve`, which knows nothing of a bench
     Server {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -58,6 +60,7 @@ pub(crate) fn run(part: BenchPart) -> anyhow::Result<()> {
         Duty::Load => served(load::serve()),
         Duty::Forwarder { target } => served(forwarder::serve(target)),
         Duty::Writer { directory } => served(writer::serve(directory)),
+        Duty::Collector => served(collector::serve()),
         Duty::Server { flags } => {
             // The promise to end with the parent outlives this.
             let error = Command::new(std::env::current_exe()?).arg("serve").args(flags).exec();

@@ -4,11 +4,13 @@ use clap::Args;
 use serde_json::{Value, json};
 
 use super::bed::{Bed, Ground};
+use super::collector::Taken;
 use super::figures::{Column, Figure, number, table};
 use super::load::Plan;
 use super::measure::{Measured, measure};
 use super::meter::mebibytes;
 use super::plot::Chart;
+use super::process::Part;
 use super::raw::{self, Raw, SERVER_SECONDS};
 use super::{Report, show};
 
@@ -25,12 +27,20 @@ pub(crate) struct Course {
     /// How many events a request has in the fourth row
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(2..=1_000))]
     batch: u16,
-    /// Only the row with this name in the JSON: one_endpoint, many_endpoints, fan_out or batches
+    /// Measure one row alone
     #[arg(long, value_name = "ROW", value_parser = ["one_endpoint", "many_endpoints", "fan_out", "batches"])]
     only: Option<String>,
     /// Count nothing, to see what counting costs
     #[arg(long, hide = true)]
     metrics_off: bool,
+    /// Send the traces of this share of the events to a collector, from 0 to 1, to see what that costs
+    #[arg(long, value_name = "RATIO", value_parser = ratio)]
+    traces: Option<f64>,
+}
+
+fn ratio(text: &str) -> Result<f64, String> {
+    let ratio = text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio));
+    ratio.ok_or_else(|| "a number from 0 to 1 is wanted".to_owned())
 }
 
 /// What is different from row to row.
@@ -48,19 +58,30 @@ struct Row {
     measured: Measured,
     peak_memory_bytes: u64,
     bytes_on_disk: u64,
+    taken: Option<Taken>,
 }
 
 pub(super) async fn run(ground: &mut Ground, course: &Course) -> anyhow::Result<Report> {
     // First what the machine can do, so that both find it in the same state: idle.
     let raw = raw::everything(ground, &course.load).await?;
+    let collector = match course.traces {
+        Some(_) => Some(Part::start("collector", &[]).await?),
+        None => None,
+    };
     let mut rows = Vec::new();
     for shape in course.shapes().into_iter().filter(|shape| course.only.as_deref().is_none_or(|only| only == shape.key)) {
-        rows.push(row(ground, course, shape).await?);
+        rows.push(row(ground, course, collector.as_ref(), shape).await?);
     }
     Ok(report(ground, course, &rows, &raw))
 }
 
 impl Course {
+    /// What is not as it usually is.
+    fn set_apart(&self) -> String {
+        let metrics = if self.metrics_off { ", metrics off" } else { "" };
+        self.traces.map_or_else(|| metrics.to_owned(), |ratio| format!("{metrics}, traces of {} %", ratio * 100.0))
+    }
+
     fn shapes(&self) -> [Shape; 4] {
         let (events, fan_out, batch) = (self.load.events as usize, usize::from(self.fan_out), usize::from(self.batch));
         let shape = |key, name: String, tenants, copies, batch| {
@@ -77,16 +98,29 @@ impl Course {
 }
 
 /// With a server of its own, which has nothing to remember before.
-async fn row(ground: &mut Ground, course: &Course, shape: Shape) -> anyhow::Result<Row> {
+async fn row(ground: &mut Ground, course: &Course, collector: Option<&Part>, shape: Shape) -> anyhow::Result<Row> {
     show(&format!("{}: starting", shape.name));
-    let mut bed = ground.server(if course.metrics_off { &["--metrics=false"] } else { &[] }).await?;
+    let mut set = Vec::new();
+    if course.metrics_off {
+        set.push("--metrics=false".to_owned());
+    }
+    if let (Some(ratio), Some(collector)) = (course.traces, collector) {
+        set.push(format!("--otlp-endpoint=http://{}", collector.address()));
+        set.push(format!("--trace-sample-ratio={ratio}"));
+    }
+    let mut bed = ground.server(&set.iter().map(String::as_str).collect::<Vec<_>>()).await?;
     let tenants = furnish(ground, &bed, &shape).await?;
     let plan = Plan { tenants, events: shape.events, batch: shape.batch, ..course.load.plan(bed.address(), &bed.key) };
     let measured = measure(ground, &shape.name, &plan, shape.copies, bed.metered()).await?;
     let peak_memory_bytes = bed.peak_memory_bytes();
     bed.stop().await?;
     let bytes_on_disk = ground.bytes_on_disk(&bed).await?;
-    Ok(Row { shape, measured, peak_memory_bytes, bytes_on_disk })
+    // After the stop, which sends the last ones.
+    let taken = match collector {
+        Some(collector) => Some(collector.ask("/taken", &()).await?),
+        None => None,
+    };
+    Ok(Row { shape, measured, peak_memory_bytes, bytes_on_disk, taken })
 }
 
 async fn furnish(ground: &Ground, bed: &Bed, shape: &Shape) -> anyhow::Result<Vec<String>> {
@@ -132,6 +166,10 @@ impl Row {
                 2,
             ),
         ]);
+        if let Some(taken) = self.taken {
+            figures.push(Figure("spans that the collector got", "spans", taken.spans as f64, 0));
+            figures.push(Figure("requests that they came in", "span_requests", taken.requests as f64, 0));
+        }
         Column::new(shape.name.clone(), figures)
     }
 }
@@ -145,7 +183,7 @@ fn report(ground: &Ground, course: &Course, rows: &[Row], raw: &Raw) -> Report {
         course.load.payload_bytes,
         course.load.connections,
         ground.storing(),
-        if course.metrics_off { ", metrics off" } else { "" },
+        course.set_apart(),
         raw.flush.millis_at(500),
         table(&columns),
         raw::LEGEND,
@@ -162,7 +200,7 @@ fn report(ground: &Ground, course: &Course, rows: &[Row], raw: &Raw) -> Report {
     let json = json!({
         "bench": "throughput", "events": course.load.events, "connections": course.load.connections, "endpoints": course.endpoints,
         "fan_out": course.fan_out, "batch": course.batch, "payload_bytes": course.load.payload_bytes, "database": ground.storing(),
-        "metrics": !course.metrics_off, "rows": row_values.collect::<Vec<_>>(), "raw": raw.values(), "ratio_to_raw": number(ratio),
+        "metrics": !course.metrics_off, "traces": course.traces, "rows": row_values.collect::<Vec<_>>(), "raw": raw.values(), "ratio_to_raw": number(ratio),
     });
     Report { page, json, charts: charts(rows, raw) }
 }

@@ -65,6 +65,7 @@ impl Doctor {
         let mut known = settings::of_client(&self.flags);
         known.url = self.url.clone().filter(|url| !url.is_empty()).or(known.url);
         findings.push(network::server(&settings, &known).await);
+        findings.extend(network::collector(&settings).await);
         for url in &self.reach {
             findings.push(network::reach(&settings, url).await);
         }

@@ -7,7 +7,7 @@ use posthaste_store::Sqlite;
 
 use super::finding::Finding;
 use crate::client::{Health, Running};
-use crate::serve::client;
+use crate::serve::{client, traces_options};
 use crate::settings::{ClientSettings, Settings};
 
 /// As long as a delivery has unless something is known of its endpoint.
@@ -50,6 +50,24 @@ pub(super) async fn server(settings: &Settings, known: &ClientSettings) -> Findi
             Finding::ok(check, format!("the server at {url} is alive and has no API"))
         }
     }
+}
+
+/// Nothing, where nobody has asked for traces. Without a collector everything else works.
+pub(super) async fn collector(settings: &Settings) -> Option<Finding> {
+    let check = "traces";
+    let options = match traces_options(settings) {
+        Ok(options) => options?,
+        Err(error) => return Some(Finding::wrong(check, format!("nothing can be sent: {error:#}"), "see certificates, above")),
+    };
+    let collector = &options.collector;
+    Some(match posthaste_traces::probe(&options).await {
+        Ok(()) => Finding::ok(check, format!("{collector} takes traces")),
+        Err(why) => {
+            let remedy =
+                "see that the collector runs and takes OTLP over HTTP there (port 4318, not 4317), and what otlp_headers it wants";
+            Finding::warning(check, format!("{collector} takes no traces: {why}"), remedy)
+        }
+    })
 }
 
 /// Resolves, judges, connects and shakes hands as a delivery would, and sends nothing.

@@ -11,6 +11,7 @@ use posthaste_core::id::TenantId;
 use posthaste_core::quiet_hours::{Days, TimeOfDay, Window};
 use posthaste_notify::mail::Mailer;
 use posthaste_store::{MasterKey, SecretText};
+use posthaste_traces::{Collector, CollectorHeader};
 use tracing_subscriber::EnvFilter;
 
 /// How a setting is shown, and how its flag is given.
@@ -212,6 +213,18 @@ pub(crate) fn window() -> Rule<Window> {
         let days: Vec<&str> = words.collect();
         let days = if days.is_empty() { Days::ALL } else { telling(Days::parse(days))? };
         Ok(Window { start: telling(TimeOfDay::parse(start))?, end: telling(TimeOfDay::parse(end))?, days })
+    })
+}
+
+/// Where traces go.
+pub(crate) fn collector() -> Rule<Collector> {
+    Rule::new(Kind::Text, "a URL such as http://localhost:4318", |text| telling(Collector::parse(text)))
+}
+
+/// May be a credential.
+pub(crate) fn collector_header() -> Rule<CollectorHeader> {
+    Rule::new(Kind::Secret, "a name, `=`, and a value in which a space is %20 and a comma %2C", |text| {
+        telling(CollectorHeader::parse(text))
     })
 }
 

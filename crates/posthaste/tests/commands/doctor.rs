@@ -353,6 +353,24 @@ fn what_deliveries_could_not_reach_is_told_with_the_reason() {
 }
 
 #[test]
+fn a_collector_that_is_gone_or_takes_no_traces_is_told_and_a_good_one_is_too() {
+    let place = Place::new("collector");
+    let asked = |address: SocketAddr| {
+        let endpoint = format!("http://{address}");
+        place.doctor(&["--otlp-endpoint", &endpoint, "--otlp-headers", "authorization=canary"])
+    };
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    says(&asked(closed), "warning", "traces", "Connection refused");
+    let strict = answering(|path| if path == "/v1/traces" { ("401 Unauthorized", "") } else { ("200 OK", "") });
+    let found = asked(strict);
+    says(&found, "warning", "traces", "the collector answered 401");
+    assert!(!found.out.contains("canary"), "{}", found.out);
+    let good = answering(|path| if path == "/v1/traces" { ("200 OK", "") } else { ("404 Not Found", "") });
+    says(&asked(good), "ok", "traces", "takes traces");
+    assert!(!place.doctor(&[]).out.contains("traces"), "nobody has asked for them");
+}
+
+#[test]
 fn a_postgresql_that_is_gone_unsafe_foreign_or_apart_in_time_is_wrong() {
     let place = Place::new("postgres");
     let postgres = posthaste_testpg::Server::start();

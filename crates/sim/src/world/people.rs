@@ -123,6 +123,7 @@ impl World {
             idempotency_key: None,
             ordering_key: None,
             timing: Timing::default(),
+            trace: None,
         }
     }
 

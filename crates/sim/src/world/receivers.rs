@@ -44,7 +44,7 @@ impl World {
     }
 
     pub(super) fn send(&mut self, node: usize, sending: Sending) -> Result<(), Violation> {
-        let Sending { life, errand, number: attempt, event, target, timeout } = sending;
+        let Sending { life, errand, number: attempt, event, target, timeout, due: _, trace: _ } = sending;
         let (incarnation, member) = (self.nodes[node].incarnation, self.nodes[node].member);
         let goes = self.may_send(node);
         let endpoint = endpoint_number(errand.endpoint);

@@ -101,8 +101,9 @@ pub(crate) fn event(store: &dyn Store, data: &Data) -> NewEvent {
         idempotency_key: None,
         ordering_key: None,
         timing: Timing::default(),
+        trace: None,
     };
-    NewEvent { event: Arc::new(event), is_id_chosen: false, fingerprint: [0; 32] }
+    NewEvent { event: Arc::new(event), is_id_chosen: false, fingerprint: [0; 32], resolved: None }
 }
 
 pub(crate) async fn run(database: &Database, callers: usize, batch: usize, seconds: u64) -> Rates {

@@ -15,6 +15,7 @@ use posthaste_core::id::{DeliveryId, EventId, TenantId};
 use posthaste_core::scheduler::Entry;
 use posthaste_core::text::{IdempotencyKey, OrderingKey, Version};
 use posthaste_core::time::Timestamp;
+use posthaste_core::trace::TraceContext;
 use tokio::time::timeout;
 use tokio_postgres::Row;
 
@@ -104,6 +105,7 @@ impl Postgres {
         for new in events {
             let routing = self.0.database.routing_of_a_publisher(&new.event.tenant).await?;
             let plan = Plan::new(new, &routing);
+            plan.new.has_been_resolved();
             bytes += plan.new.event.data.as_str().len() + ROW_BYTES * (1 + plan.chosen.len());
             plans.push(plan);
         }
@@ -571,6 +573,7 @@ fn publish_parameters<'a>(
         versions.keys().copied().collect::<Vec<_>>(),
         versions.values().map(|versions| signed(versions.tenant)).collect::<Vec<_>>(),
         signed(catalogue),
+        row::if_any(events.iter().map(|event| event.trace.as_deref().map(TraceContext::to_text))),
     ]
 }
 
@@ -712,19 +715,20 @@ macro_rules! publish {
             "WITH given AS MATERIALIZED (
                SELECT g.slot, g.tenant, g.id, g.type, g.version, g.accepted_at_ms, g.data, g.digest, g.idempotency_key,
                       g.ordering_key, g.deliver_at_ms, g.expires_at_ms, g.partition, g.first, g.count,
-                      coalesce(g.given_seq, nextval('events_seq')) AS seq, coalesce(g.labels, '') AS labels,
+                      g.trace_context, coalesce(g.given_seq, nextval('events_seq')) AS seq, coalesce(g.labels, '') AS labels,
                       coalesce(g.timestamp_ms, g.accepted_at_ms) AS timestamp_ms,
                       coalesce(g.due_at_ms, g.accepted_at_ms) AS due_at_ms
                FROM unnest($1::int[], $2::bigint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bigint[], $8::bigint[],
                            $9::text[], $10::bytea[], $11::text[], $12::text[], $13::text[], $14::bigint[], $15::bigint[],
-                           $16::bigint[], $17::smallint[], $18::int[], $19::int[])
+                           $16::bigint[], $17::smallint[], $18::int[], $19::int[], $27::text[])
                  AS g (slot, given_seq, tenant, id, type, version, timestamp_ms, accepted_at_ms, data, digest, labels,
-                       idempotency_key, ordering_key, deliver_at_ms, expires_at_ms, due_at_ms, partition, first, count)
+                       idempotency_key, ordering_key, deliver_at_ms, expires_at_ms, due_at_ms, partition, first, count,
+                       trace_context)
              ), kept AS (
                INSERT INTO events (slot, seq, tenant, id, type, version, timestamp_ms, accepted_at_ms, data, digest, labels,
-                                   idempotency_key, ordering_key, deliver_at_ms, expires_at_ms)
+                                   idempotency_key, ordering_key, deliver_at_ms, expires_at_ms, trace_context)
                SELECT slot, seq, tenant, id, type, version, timestamp_ms, accepted_at_ms, data, digest, labels, idempotency_key,
-                      ordering_key, deliver_at_ms, expires_at_ms
+                      ordering_key, deliver_at_ms, expires_at_ms, trace_context
                FROM given
              ), made AS (
                INSERT INTO deliveries (id, tenant, partition, endpoint, event_slot, event_seq, event, type, is_priority, class,

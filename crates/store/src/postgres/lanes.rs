@@ -17,7 +17,8 @@ use super::row::{self, Parameters, optional_storable, storable};
 use super::slots::{Slot, Table, day_of, slot};
 use super::{Database, Postgres, configuration};
 use crate::columns::{
-    StateColumns, checked_data, class, class_code, labels, limit, millis, outcome_columns, signed, state_columns, unsigned,
+    StateColumns, checked_data, class, class_code, labels, limit, millis, outcome_columns, signed, state_columns, trace_context,
+    unsigned,
 };
 use crate::routing::schedule_of;
 use crate::{AttemptRecord, Audit, Body, BodyError, Error, LaneState, Record, Recorded, RecordedAs, Swept, WindowRows, document};
@@ -236,6 +237,7 @@ pub(super) fn event(row: &Row) -> Result<Event, BodyError> {
         idempotency_key: row::optional(row, "idempotency_key", IdempotencyKey::parse)?,
         ordering_key: row::optional(row, "ordering_key", OrderingKey::parse)?,
         timing: timing(row)?,
+        trace: trace_context(row::optional_text(row, "trace_context")?),
     })
 }
 

@@ -325,7 +325,7 @@ const SELECT_ENDPOINT: &str = "SELECT * FROM endpoints WHERE id = $1 AND deleted
 /// The payload only of what it never had.
 const LOOK_FOR_MISSING: &str =
     "SELECT e.slot, e.seq, e.tenant, e.id, e.type, e.version, e.timestamp_ms, e.accepted_at_ms, e.digest, e.labels,
-            e.idempotency_key, e.ordering_key, e.deliver_at_ms, e.expires_at_ms, h.had,
+            e.idempotency_key, e.ordering_key, e.deliver_at_ms, e.expires_at_ms, e.trace_context, h.had,
             CASE WHEN NOT h.had THEN e.data END AS data
      FROM ((SELECT * FROM events WHERE tenant = $2 AND seq > $3 AND seq <= $4 ORDER BY seq LIMIT $5)
            UNION ALL

@@ -8,6 +8,7 @@ use posthaste_core::id::{DeliveryId, EventId};
 use posthaste_core::scheduler::Entry;
 use posthaste_core::text::{IdempotencyKey, OrderingKey, Version};
 use posthaste_core::time::Timestamp;
+use posthaste_core::trace::TraceContext;
 use rusqlite::{Connection, params};
 
 use super::writer::State;
@@ -38,6 +39,7 @@ impl Sqlite {
         for new in events {
             let routing = self.routing(&new.event.tenant).await?;
             let chosen = routing.plan(&new.event);
+            new.has_been_resolved();
             bytes += new.event.data.as_str().len() + ROW_BYTES * (1 + chosen.len());
             plans.push(Plan { digest: digest(new.event.data.as_str()), versions: routing.versions, chosen, new });
         }
@@ -81,6 +83,7 @@ fn publish(store: &Sqlite, connection: &Connection, state: &mut State, plan: &mu
         event.ordering_key.as_ref().map(OrderingKey::as_str),
         event.timing.deliver_at().map(Timestamp::as_millis),
         event.timing.expires_at().map(Timestamp::as_millis),
+        event.trace.as_deref().map(TraceContext::to_text),
     ])?;
     let event_seq = connection.last_insert_rowid();
     remember(connection, &plan.new, event_seq, store)?;
@@ -169,8 +172,8 @@ pub(super) fn insert(connection: &Connection, state: &mut State, new: &NewDelive
 
 /// By place, here and below: to look a name up costs as much as to bind its value.
 const INSERT_EVENT: &str = "INSERT INTO events (tenant, id, type, version, timestamp_ms, accepted_at_ms, data, digest, labels,
-                                                idempotency_key, ordering_key, deliver_at_ms, expires_at_ms)
-                            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+                                                idempotency_key, ordering_key, deliver_at_ms, expires_at_ms, trace_context)
+                            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
 const INSERT_DELIVERY: &str =
     "INSERT INTO deliveries (id, tenant, partition, endpoint, event_seq, event, type, is_priority, class, ordering_key,
                              timestamp_ms, status, due_at_ms, is_later, expires_at_ms, replay_of, replay, created_at_ms)

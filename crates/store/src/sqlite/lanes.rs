@@ -10,7 +10,9 @@ use rusqlite::{Connection, Row, params};
 
 use super::writer::State;
 use super::{SMALL, Sqlite, configuration, row};
-use crate::columns::{checked_data, class, class_code, labels, limit, millis, outcome_columns, signed, state_columns, unsigned};
+use crate::columns::{
+    checked_data, class, class_code, labels, limit, millis, outcome_columns, signed, state_columns, trace_context, unsigned,
+};
 use crate::routing::schedule_of;
 use crate::{AttemptRecord, Body, BodyError, Error, LaneState, Record, Recorded, RecordedAs, Swept, WindowRows, document};
 
@@ -221,6 +223,7 @@ pub(super) fn event(row: &Row<'_>) -> Result<Event, BodyError> {
         idempotency_key: row::optional(row, "idempotency_key", IdempotencyKey::parse)?,
         ordering_key: row::optional(row, "ordering_key", OrderingKey::parse)?,
         timing: timing(row)?,
+        trace: trace_context(row::optional_text(row, "trace_context")?),
     })
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use posthaste_core::catalogue::Entry;
+use posthaste_core::delivery::State;
 use posthaste_core::endpoint::{Endpoint, Override, PolicyOverrides, Status, Subscription};
 use posthaste_core::event::{Data, Event, EventType, Timing, TypePatterns};
 use posthaste_core::filter::Filter;
@@ -12,12 +13,14 @@ use posthaste_core::id::EventId;
 use posthaste_core::quiet_hours::{Days, QuietHours, TimeOfDay, Window};
 use posthaste_core::scheduler::{Class, Want};
 use posthaste_core::text::{Label, Labels, Version};
+use posthaste_core::trace::TraceContext;
 use posthaste_store::*;
 
 use crate::world::{World, idempotency_key, key, later, new_event, tenant};
 
 crate::conform! {
     an_event_and_its_deliveries_survive_with_every_field
+    the_trace_of_an_event_survives_and_goes_with_every_delivery_of_it
     only_endpoints_that_want_it_get_a_delivery
     a_key_publishes_once_and_another_body_is_a_conflict
     an_id_that_was_chosen_works_as_a_key_and_two_tenants_may_choose_the_same
@@ -68,6 +71,31 @@ async fn an_event_and_its_deliveries_survive_with_every_field(world: World) {
     let bodies = world.store.bodies(vec![delivery.seq, 999_999]).await.unwrap();
     assert_eq!(bodies.len(), 1, "one that is not there is passed over");
     assert_eq!(bodies[0].event.as_ref().unwrap(), &event);
+}
+
+async fn the_trace_of_an_event_survives_and_goes_with_every_delivery_of_it(world: World) {
+    const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let endpoint = world.endpoint("acme").await;
+    let context = |state: &str| TraceContext::parse([PARENT], [state]).map(Box::new);
+    let said = [context(""), context("rojo=1,congo=a b"), None];
+    let events = said.clone().map(|trace| Event { trace, ..world.event("acme", "order.paid") });
+    // In one group: what one of them has, its neighbours have not.
+    let published = world.store.publish(events.iter().cloned().map(new_event).collect()).await.unwrap();
+    assert_eq!(published, [(); 3].map(|()| Published::Made { deliveries: 1 }));
+    let options = world.options.clone();
+    let world = world.reopened(options).await;
+    for (event, said) in events.iter().zip(&said) {
+        let query = DeliveryQuery { event: Some(event.id.clone()), limit: 10, ..DeliveryQuery::default() };
+        let made = world.store.deliveries(query).await.unwrap().rows.remove(0);
+        assert_eq!(made.endpoint, endpoint.id);
+        world.try_once(&made, 1, 200, State::Delivered { at: world.store.now() }).await;
+        let again = world.store.repeat(made.id, world.audit("delivery.retry")).await.unwrap().unwrap();
+        let bodies = world.store.bodies(vec![made.seq, again.seq]).await.unwrap();
+        assert_eq!(bodies.len(), 2);
+        for body in bodies {
+            assert_eq!(&body.event.unwrap().trace, said, "{}", event.id);
+        }
+    }
 }
 
 async fn only_endpoints_that_want_it_get_a_delivery(world: World) {

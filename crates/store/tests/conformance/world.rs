@@ -113,6 +113,7 @@ impl World {
             idempotency_key: None,
             ordering_key: None,
             timing: Timing::default(),
+            trace: None,
         }
     }
 
@@ -228,7 +229,7 @@ impl Drop for World {
 }
 
 pub(crate) fn new_event(event: Event) -> NewEvent {
-    NewEvent { event: Arc::new(event), is_id_chosen: false, fingerprint: [7; 32] }
+    NewEvent { event: Arc::new(event), is_id_chosen: false, fingerprint: [7; 32], resolved: None }
 }
 
 pub(crate) fn tenant(id: &str) -> TenantId {

@@ -135,6 +135,7 @@ fn event(store: &dyn Store) -> Event {
         idempotency_key: None,
         ordering_key: None,
         timing: Timing::default(),
+        trace: None,
     }
 }
 
@@ -172,7 +173,7 @@ async fn writes_until_it_is_killed() {
             loop {
                 let event = event(store.as_ref());
                 let id = event.id.to_string();
-                let new = NewEvent { event: Arc::new(event), is_id_chosen: false, fingerprint: [0; 32] };
+                let new = NewEvent { event: Arc::new(event), is_id_chosen: false, fingerprint: [0; 32], resolved: None };
                 // One write each, so that a line is there as a whole or not at all.
                 if store.publish(vec![new]).await.is_ok() {
                     log.write_all(format!("{id}\n").as_bytes()).unwrap();

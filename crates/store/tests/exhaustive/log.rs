@@ -58,8 +58,9 @@ async fn the_log_stays_bounded_while_readers_hog() {
                 idempotency_key: None,
                 ordering_key: None,
                 timing: Timing::default(),
+                trace: None,
             };
-            NewEvent { event: Arc::new(event), is_id_chosen: false, fingerprint: [0; 32] }
+            NewEvent { event: Arc::new(event), is_id_chosen: false, fingerprint: [0; 32], resolved: None }
         });
         let began = Instant::now();
         store.publish(events.collect()).await.unwrap();

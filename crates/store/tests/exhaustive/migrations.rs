@@ -46,9 +46,10 @@ async fn works(store: &dyn Store) -> EventId {
         idempotency_key: None,
         ordering_key: None,
         timing: Timing::default(),
+        trace: None,
     };
     let id = event.id.clone();
-    let new = NewEvent { event: Arc::new(event), is_id_chosen: false, fingerprint: [0; 32] };
+    let new = NewEvent { event: Arc::new(event), is_id_chosen: false, fingerprint: [0; 32], resolved: None };
     assert_eq!(store.publish(vec![new]).await.unwrap(), [Published::Made { deliveries: 1 }]);
     id
 }

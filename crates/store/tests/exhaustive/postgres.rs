@@ -51,11 +51,12 @@ fn event(store: &Postgres, of: &str) -> Event {
         idempotency_key: None,
         ordering_key: None,
         timing: Timing::default(),
+        trace: None,
     }
 }
 
 fn new(event: Event) -> NewEvent {
-    NewEvent { event: Arc::new(event), is_id_chosen: false, fingerprint: [7; 32] }
+    NewEvent { event: Arc::new(event), is_id_chosen: false, fingerprint: [7; 32], resolved: None }
 }
 
 async fn join(store: &Postgres, share: usize) -> (NodeId, Claimed) {

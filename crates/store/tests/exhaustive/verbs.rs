@@ -130,7 +130,7 @@ const CASES: &[Case] = &[
         act: act!(|facts| {
             let mut event = event(facts.store.as_ref(), facts.store.now());
             (event.id, event.idempotency_key) = (EventId::parse("chosen").unwrap(), IdempotencyKey::parse("k").ok());
-            facts.store.publish(vec![NewEvent { event: Arc::new(event), is_id_chosen: true, fingerprint: [7; 32] }])
+            facts.store.publish(vec![NewEvent { event: Arc::new(event), is_id_chosen: true, fingerprint: [7; 32], resolved: None }])
         }),
         look: "SELECT (SELECT count(*) FROM events WHERE id = 'chosen') || ' ' || (SELECT count(*) FROM deliveries WHERE event = 'chosen') || ' ' || (SELECT count(*) FROM idempotency_keys)",
         before: "0 0 0",
@@ -143,7 +143,12 @@ const CASES: &[Case] = &[
         verb: "publish",
         act: act!(|facts| {
             let event = event(facts.store.as_ref(), facts.store.now());
-            facts.store.publish(vec![NewEvent { event: Arc::new(event), is_id_chosen: false, fingerprint: [7; 32] }])
+            facts.store.publish(vec![NewEvent {
+                event: Arc::new(event),
+                is_id_chosen: false,
+                fingerprint: [7; 32],
+                resolved: None,
+            }])
         }),
         look: "SELECT (SELECT count(*) FROM events WHERE tenant = 'acme') || ' ' || (SELECT count(*) FROM deliveries)",
         before: "5 6",
@@ -406,6 +411,7 @@ fn event(store: &dyn Store, at: Timestamp) -> Event {
         idempotency_key: None,
         ordering_key: None,
         timing: Timing::default(),
+        trace: None,
     }
 }
 
@@ -468,7 +474,10 @@ async fn prepare(store: Arc<dyn Store>) {
     for (place, age) in ages.into_iter().enumerate() {
         let event = event(store.as_ref(), now - age);
         let id = event.id.clone();
-        store.publish(vec![NewEvent { event: Arc::new(event), is_id_chosen: false, fingerprint: [7; 32] }]).await.unwrap();
+        store
+            .publish(vec![NewEvent { event: Arc::new(event), is_id_chosen: false, fingerprint: [7; 32], resolved: None }])
+            .await
+            .unwrap();
         if place < 4 {
             let row = store
                 .deliveries(DeliveryQuery { event: None, endpoint: Some(endpoint.id), limit: 1, ..DeliveryQuery::default() })
@@ -527,7 +536,7 @@ async fn facts(store: Arc<dyn Store>) -> Facts {
     let nothing = record(&facts, &facts.waiting, Recorded::Nothing);
     facts.store.record(vec![nothing]).await.unwrap();
     let other = Event { tenant: TenantId::parse("other").unwrap(), ..event(facts.store.as_ref(), facts.store.now()) };
-    let other = NewEvent { event: Arc::new(other), is_id_chosen: false, fingerprint: [7; 32] };
+    let other = NewEvent { event: Arc::new(other), is_id_chosen: false, fingerprint: [7; 32], resolved: None };
     facts.store.publish(vec![other]).await.unwrap();
     facts
 }

@@ -1,0 +1,117 @@
+//! Attempts that somebody looks at, from their beginning to their record.
+//!
+//! The owner knows nothing of them: what was seen of an attempt waits here while the owner judges it, and is found again by the
+//! attempt's id when that is recorded. Of all other attempts there is nothing here.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use http::Uri;
+use parking_lot::Mutex;
+use posthaste_core::id::AttemptId;
+use posthaste_store::{Record, Recorded, RecordedAs};
+use posthaste_traces::{self as traces, Attempt, Begun, Ended, Server, Timings, Traces};
+
+use crate::owner::{Life, Sending};
+
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Traced {
+    traces: Option<Traces>,
+    answered: Arc<Mutex<Answered>>,
+}
+
+/// Answered, and not yet judged.
+#[derive(Default, Debug)]
+struct Answered {
+    /// What was answered in an earlier one is nobody's, and is never recorded.
+    life: Life,
+    attempts: HashMap<AttemptId, Attempt>,
+}
+
+/// One that is being recorded.
+pub(crate) struct Judged {
+    /// Among the records.
+    place: usize,
+    attempt: Attempt,
+    ended: Ended,
+}
+
+/// `None` where nobody looks.
+pub(crate) fn begin(sending: &Sending) -> Option<Attempt> {
+    let trace = sending.trace?;
+    let begun = Begun {
+        endpoint: sending.errand.endpoint,
+        delivery: sending.errand.delivery,
+        number: sending.number,
+        due: sending.due,
+        server: sending.target.address.as_ref().ok().and_then(|address| server(address.url())),
+        timeout: sending.timeout,
+    };
+    Some(Attempt::begin(trace, &sending.event, begun))
+}
+
+impl Traced {
+    pub(crate) fn new(traces: Option<Traces>) -> Traced {
+        Traced { traces, answered: Arc::default() }
+    }
+
+    pub(crate) fn answered(&self, life: Life, attempt: AttemptId, seen: Option<Attempt>) {
+        let Some(seen) = seen else { return };
+        let mut answered = self.answered.lock();
+        if life > answered.life {
+            *answered = Answered { life, attempts: HashMap::new() };
+        }
+        if life == answered.life {
+            answered.attempts.insert(attempt, seen);
+        }
+    }
+
+    /// Those of these records that are looked at; they are about to be written.
+    pub(crate) fn judged(&self, life: Life, records: &[Record]) -> Vec<Judged> {
+        if self.traces.is_none() {
+            return Vec::new();
+        }
+        let mut answered = self.answered.lock();
+        if answered.attempts.is_empty() || answered.life != life {
+            return Vec::new();
+        }
+        let judged_at = Instant::now();
+        let judged = |(place, record): (usize, &Record)| match &record.recorded {
+            Recorded::Attempt { attempt, state, .. } => {
+                let seen = answered.attempts.remove(&attempt.id)?;
+                let posthaste_store::Timings { dns, connect, tls, first_byte } = attempt.timings;
+                let ended = Ended {
+                    attempt: attempt.id,
+                    outcome: attempt.outcome,
+                    timings: Timings { dns, connect, tls, first_byte },
+                    state: *state,
+                    judged: judged_at,
+                    // Both are said when it is known.
+                    recorded: judged_at,
+                    recorded_as: traces::RecordedAs::Done,
+                };
+                Some(Judged { place, attempt: seen, ended })
+            }
+            Recorded::Moved { .. } | Recorded::Nothing => None,
+        };
+        records.iter().enumerate().filter_map(judged).collect()
+    }
+
+    pub(crate) fn recorded(&self, judged: Vec<Judged>, results: &[RecordedAs]) {
+        let Some(traces) = self.traces.as_ref().filter(|_| !judged.is_empty()) else { return };
+        let recorded = Instant::now();
+        for Judged { place, attempt, ended } in judged {
+            let recorded_as = match results.get(place) {
+                Some(RecordedAs::Done) => traces::RecordedAs::Done,
+                Some(RecordedAs::MovedOn) => traces::RecordedAs::MovedOn,
+                Some(RecordedAs::NotOwner) | None => traces::RecordedAs::NotOwner,
+            };
+            traces.attempted(&attempt, &Ended { recorded, recorded_as, ..ended });
+        }
+    }
+}
+
+fn server(url: &Uri) -> Option<Server<'_>> {
+    Some(Server { scheme: url.scheme_str()?, host: url.host()?, port: url.port_u16() })
+}
