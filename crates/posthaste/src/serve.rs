@@ -18,6 +18,7 @@ use posthaste_core::bucket::RateLimit;
 use posthaste_core::scheduler::Limits;
 use posthaste_metrics::{Kind, Metrics, Page};
 use posthaste_notify::mail::Mailer;
+use posthaste_notify::mail_server::MailServer;
 use posthaste_sender::{Client, Options as SenderOptions, Policy, Proxy};
 use posthaste_store::{Commits, Housekeeping, Keyring, MasterKey, Options as StoreOptions, Postgres, SecretText, Sqlite, Store};
 use tokio::net::TcpListener;
@@ -295,9 +296,14 @@ fn notify_options(settings: &Settings) -> posthaste_notify::Options {
 
 fn mailer(settings: &Settings) -> anyhow::Result<Option<Mailer>> {
     match (&settings.smtp_url, &settings.smtp_from) {
-        (Some(url), Some(from)) => Ok(Some(Mailer::new(&url.0, from)?)),
+        (Some(url), Some(from)) => Ok(Some(Mailer::new(mail_server(settings, &url.0)?, from)?)),
         (Some(_), None) | (None, Some(_) | None) => Ok(None),
     }
+}
+
+/// It is believed by the same certificates as receivers are.
+pub(crate) fn mail_server(settings: &Settings, url: &str) -> anyhow::Result<MailServer> {
+    Ok(MailServer::parse(url, &extra_roots(settings)?)?)
 }
 
 /// Where deliveries may go; the API judges by the same when an endpoint is made.
@@ -310,18 +316,23 @@ fn egress_policy(settings: &Settings) -> Policy {
     }
 }
 
-pub(crate) fn client(settings: &Settings) -> anyhow::Result<Client> {
+/// All of them in one text.
+fn extra_roots(settings: &Settings) -> anyhow::Result<Vec<u8>> {
     let mut extra_roots = Vec::new();
     for path in &settings.extra_roots {
         let file = std::fs::read(path).with_context(|| format!("cannot read extra_roots {}", path.display()))?;
         extra_roots.extend(file);
         extra_roots.push(b'\n');
     }
+    Ok(extra_roots)
+}
+
+pub(crate) fn client(settings: &Settings) -> anyhow::Result<Client> {
     let options = SenderOptions {
         policy: egress_policy(settings),
         proxy: settings.proxy.as_ref().map(|proxy| Proxy::parse(&proxy.0)).transpose()?,
         bind_address: settings.bind_address,
-        extra_roots,
+        extra_roots: extra_roots(settings)?,
         ..SenderOptions::default()
     };
     Ok(Client::new(&options)?)
