@@ -272,9 +272,10 @@ impl Hands {
                     return;
                 }
             }
-            self.membership.leave(owner.partitions()).await;
+            // What is in flight of what was given up is named first: everything else is nobody's after that.
             let handing_over = std::mem::take(&mut *self.handing_over.lock());
             handing_over.join_all().await;
+            self.membership.leave_everything().await;
         };
         if tokio::time::timeout(LEAVE_MAX, last_words).await.is_err() {
             tracing::warn!("the store did not take the last words of a stop");
