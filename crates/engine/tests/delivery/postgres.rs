@@ -1,11 +1,18 @@
 //! The same on PostgreSQL, where others may take over.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use posthaste_core::delivery::{CancelReason, State};
 use posthaste_core::endpoint::{Endpoint, Status};
 use posthaste_engine::Options;
+use posthaste_metrics::{Format, Limits, Metrics};
 use posthaste_store::{Command, Commanded, LEASE};
+use posthaste_testpg::Cut;
+use tracing::field::{Field, Visit};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::{Context, SubscriberExt};
 
 use crate::world::{World, audit, until};
 
@@ -87,4 +94,65 @@ async fn i33_a_node_that_stops_hands_over_at_once_and_still_records_what_it_has_
     }
     assert_eq!(world.hits(), 2, "each once");
     second.stop().await;
+}
+
+/// Listens for a line of the log.
+#[derive(Clone)]
+struct Heard {
+    line: &'static str,
+    was_said: Arc<AtomicBool>,
+}
+
+impl<S: tracing::Subscriber> Layer<S> for Heard {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        struct Words(String);
+        impl Visit for Words {
+            fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+                if field.name() == "message" {
+                    self.0 = format!("{value:?}");
+                }
+            }
+        }
+        let mut words = Words(String::new());
+        event.record(&mut words);
+        if words.0.contains(self.line) {
+            self.was_said.store(true, Ordering::SeqCst);
+        }
+    }
+}
+
+#[tokio::test]
+async fn i7_what_was_recorded_by_a_commit_whose_answer_never_came_is_counted_once_it_is_known() {
+    let heard = Heard { line: "what has become of a commit could not be found out", was_said: Arc::default() };
+    let _listening = tracing::subscriber::set_default(tracing_subscriber::registry().with(heard.clone()));
+    let world = World::on_postgres_held().await;
+    let held = world.receiver.held.clone().unwrap();
+    let proxy = world.proxy();
+    let store = world.another_behind(&proxy).await;
+    let metrics = Metrics::new(Limits::default(), "test");
+    let engine = World::start_on(&store, Options { metrics: Some(metrics.clone()), ..Options::default() });
+    let counted = |count: usize| {
+        let page = metrics.page(Format::Text);
+        page.lines().any(|line| line == format!("webhook_delivery_attempt_count_count {count}")).then_some(())
+    };
+    // The first leaves the one connection open that records are committed on.
+    let first = world.publish("1").await;
+    held.0.notified().await;
+    held.1.notify_one();
+    assert!(matches!(world.ended(first).await, State::Delivered { .. }));
+    until("it is counted", || async { counted(1) }).await;
+
+    let second = world.publish("2").await;
+    held.0.notified().await;
+    proxy.refuse();
+    proxy.cut_next_statement("INSERT INTO attempts", Cut::AfterAnswer);
+    held.1.notify_one();
+    assert!(matches!(world.ended(second).await, State::Delivered { .. }), "it was committed");
+    until("it is not known", || async { heard.was_said.load(Ordering::SeqCst).then_some(()) }).await;
+    assert_eq!((proxy.cuts(), counted(2)), (1, None));
+    proxy.pass();
+    until("it is known, and counted", || async { counted(2) }).await;
+    assert_eq!(world.statuses(second).await, [200]);
+    assert_eq!(world.hits(), 2, "each once");
+    engine.stop().await;
 }

@@ -22,7 +22,7 @@ use posthaste_store::{
     Audit, Change, Command, Commanded, DeliveryQuery, DeliveryRow, Keyring, MasterKey, NewEndpoint, NewEvent,
     Options as StoreOptions, Postgres, SecretText, Sqlite, Store, StoredSecret, partition_of,
 };
-use posthaste_testpg::Server;
+use posthaste_testpg::{Proxy, Server};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
@@ -144,6 +144,16 @@ impl World {
     pub(crate) async fn another(&self) -> Arc<dyn Store> {
         let Kept::Server(server) = &self.kept else { panic!("one process owns a directory") };
         Arc::new(Postgres::connect(&server.url(), self.store_options()).await.unwrap())
+    }
+
+    /// Another process, whose connections can be lost.
+    pub(crate) async fn another_behind(&self, proxy: &Proxy) -> Arc<dyn Store> {
+        Arc::new(Postgres::connect(&proxy.url(), self.store_options()).await.unwrap())
+    }
+
+    pub(crate) fn proxy(&self) -> Proxy {
+        let Kept::Server(server) = &self.kept else { panic!("a directory has no connections") };
+        Proxy::start(server.port())
     }
 
     fn store_options(&self) -> StoreOptions {
