@@ -16,6 +16,8 @@ const RENEWED_EVERY: Duration = Duration::from_secs(1);
 /// How long before its lease ends a node stops: what was begun then is over the wire before others take over.
 const MARGIN: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(250);
+/// How long a node that has given up what it could not do leaves it to others, who claim once in [`RENEWED_EVERY`].
+const STEP_BACK: Duration = Duration::from_secs(3);
 
 pub(crate) struct Membership {
     store: Arc<dyn Store>,
@@ -33,6 +35,15 @@ struct Owned {
     partitions: Vec<(Partition, Epoch)>,
     /// Nothing more is owned, and what is still here is being handed over by the owner.
     is_leaving: bool,
+}
+
+/// Why a node is no member any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ended {
+    /// It could not say in time that it is alive, or others have taken it for dead.
+    Lease,
+    /// It is alive and does not do its work, and has left that to others.
+    Stalled,
 }
 
 impl Owned {
@@ -90,13 +101,26 @@ impl Membership {
                     continue;
                 }
             };
-            self.stay().await;
+            let ended = self.stay().await;
             commands.abort();
             self.lease.end();
             self.owned.lock().partitions.clear();
             *self.node.lock() = None;
             let _ = self.inbox.send(Wake::LeaseEnded);
+            match ended {
+                Ended::Lease => {}
+                Ended::Stalled => self.step_back().await,
+            }
         }
+    }
+
+    /// Otherwise this node would get again what it has just given up, before anybody else has looked.
+    async fn step_back(&self) {
+        tokio::time::sleep(STEP_BACK).await;
+        while self.pulse.has_stopped() {
+            tokio::time::sleep(PAUSE).await;
+        }
+        tracing::warn!("this node joins again");
     }
 
     /// Takes part under a new name, and owns what it gets.
@@ -150,23 +174,23 @@ impl Membership {
         Ok(Ok(()))
     }
 
-    /// Returns when the lease has ended.
-    async fn stay(&self) {
+    /// Returns when this is no member any more.
+    async fn stay(&self) -> Ended {
         loop {
             tokio::time::sleep(RENEWED_EVERY).await;
-            let Some(node) = *self.node.lock() else { return };
+            let Some(node) = *self.node.lock() else { return Ended::Lease };
             let asked = Instant::now();
             match self.store.renew(node).await {
                 Ok(Ok(())) => self.renewed(asked),
                 Ok(Err(refusal)) => {
                     tracing::error!(%refusal, "this node is taken for dead: it drops everything and joins anew");
-                    return;
+                    return Ended::Lease;
                 }
                 Err(error) => crate::housekeeping::complain("renew", &error),
             }
             if self.lease.has_ended() {
                 tracing::error!("the lease could not be renewed: this node drops everything and joins anew");
-                return;
+                return Ended::Lease;
             }
             let (has_stopped, is_stalled) = (self.pulse.has_stopped(), self.pulse.is_stalled());
             if has_stopped {
@@ -177,7 +201,7 @@ impl Membership {
                 self.pulse.stalled(false);
                 let owned = self.owned.lock().names();
                 self.leave(owned).await;
-                return;
+                return Ended::Stalled;
             }
             let is_leaving = self.owned.lock().is_leaving;
             if self.store.is_shared() && !is_leaving {
@@ -185,7 +209,7 @@ impl Membership {
                     Ok(Ok(())) => {}
                     Ok(Err(refusal)) => {
                         tracing::error!(%refusal, "this node is taken for dead: it drops everything and joins anew");
-                        return;
+                        return Ended::Lease;
                     }
                     Err(error) => crate::housekeeping::complain("claim", &error),
                 }
