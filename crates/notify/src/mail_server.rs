@@ -8,7 +8,9 @@ use std::borrow::Cow;
 use std::error::Error as StdError;
 use std::fmt::{self, Debug, Formatter};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use base64::Engine;
@@ -16,10 +18,15 @@ use base64::engine::general_purpose::STANDARD;
 use lettre::Message;
 use lettre::transport::smtp::Error as SmtpError;
 use lettre::transport::smtp::authentication::{Credentials, DEFAULT_MECHANISMS};
-use lettre::transport::smtp::client::{AsyncSmtpConnection, Certificate, CertificateStore, TlsParameters, TlsParametersBuilder};
+use lettre::transport::smtp::client::{
+    AsyncSmtpConnection, AsyncTokioStream, Certificate, CertificateStore, TlsParameters, TlsParametersBuilder,
+};
 use lettre::transport::smtp::extension::ClientId;
 use percent_encoding::percent_decode_str;
 use rustls::CertificateError;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
 use url::Url;
 
 /// For a conversation as a whole, unless somebody has less patience. The library's own limit ends with the connection being made.
@@ -198,16 +205,23 @@ impl MailServer {
     }
 
     async fn in_time<T>(&self, conversation: impl Future<Output = Result<T, Trouble>>) -> Result<T, Trouble> {
-        tokio::time::timeout(self.conversation_max, conversation).await.unwrap_or(Err(Trouble::TooSlow(self.conversation_max)))
+        timeout(self.conversation_max, conversation).await.unwrap_or(Err(Trouble::TooSlow(self.conversation_max)))
     }
 
     async fn connect(&self) -> Result<AsyncSmtpConnection, Trouble> {
-        let from_the_start = match &self.security {
-            Security::FromTheStart(parameters) => Some(parameters.clone()),
-            Security::None | Security::IfOffered(_) | Security::Required(_) => None,
-        };
         let address = (self.host.as_str(), self.port);
-        let connected = AsyncSmtpConnection::connect_tokio1(address, Some(CONNECT_MAX), &self.hello, from_the_start, None).await;
+        let connected = match &self.security {
+            Security::FromTheStart(parameters) => {
+                let parameters = Some(parameters.clone());
+                AsyncSmtpConnection::connect_tokio1(address, Some(CONNECT_MAX), &self.hello, parameters, None).await
+            }
+            Security::None | Security::IfOffered(_) | Security::Required(_) => {
+                let connected = timeout(CONNECT_MAX, TcpStream::connect(address)).await;
+                let stream = connected.map_err(|_| Trouble::TooSlow(CONNECT_MAX))?;
+                let stream = stream.map_err(|error| Trouble::Unreachable(error.to_string()))?;
+                AsyncSmtpConnection::connect_with_transport(Box::new(NotAhead::of(stream)), &self.hello).await
+            }
+        };
         let mut connection = connected.map_err(|error| self.no_connection(&error))?;
         let starttls = match &self.security {
             Security::Required(_) if !connection.can_starttls() => {
@@ -299,6 +313,57 @@ impl MailServer {
 impl Debug for MailServer {
     fn fmt(&self, formatter: &mut Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("MailServer").field("host", &self.host).field("port", &self.port).finish_non_exhaustive()
+    }
+}
+
+/// A connection that reads nothing ahead before TLS begins. What somebody in between has put behind the answer to STARTTLS would
+/// otherwise be kept by the library, and believed as if it had come encrypted; so it is taken for the beginning of TLS, and is none.
+#[derive(Debug)]
+struct NotAhead {
+    stream: TcpStream,
+    has_tls_begun: bool,
+}
+
+/// A record of TLS that begins a handshake, and no command of SMTP, begins with this.
+const HANDSHAKE: u8 = 0x16;
+
+impl NotAhead {
+    fn of(stream: TcpStream) -> NotAhead {
+        NotAhead { stream, has_tls_begun: false }
+    }
+}
+
+impl AsyncRead for NotAhead {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.has_tls_begun || buffer.remaining() == 0 {
+            return Pin::new(&mut self.stream).poll_read(context, buffer);
+        }
+        let mut byte = [0];
+        let mut one = ReadBuf::new(&mut byte);
+        let polled = Pin::new(&mut self.stream).poll_read(context, &mut one);
+        buffer.put_slice(one.filled());
+        polled
+    }
+}
+
+impl AsyncWrite for NotAhead {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.has_tls_begun |= bytes.first() == Some(&HANDSHAKE);
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+impl AsyncTokioStream for NotAhead {
+    fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.stream.peer_addr()
     }
 }
 

@@ -125,6 +125,15 @@ async fn without_the_encryption_that_is_demanded_neither_a_password_nor_a_mail_g
 }
 
 #[tokio::test]
+async fn what_was_said_before_tls_began_is_not_believed_after_it() {
+    let habits = Habits { encryption: Encryption::OfferedWithMore, login: Some(LOGIN), ..Habits::default() };
+    let server = MailServer::start(habits);
+    let trouble = known(&server, "smtp", "?tls=required").deliver(&mail("a@b.example")).await.unwrap_err();
+    assert!(matches!(trouble, Trouble::Tls(_)), "{trouble:?}");
+    assert!(!server.has_heard("AUTH") && server.mails_to("").is_empty());
+}
+
+#[tokio::test]
 async fn without_a_password_encryption_is_used_where_it_is_offered_and_a_mail_goes_out_where_not() {
     for (encryption, is_encrypted) in [(Encryption::Offered, true), (Encryption::None, false)] {
         let server = MailServer::start(Habits { encryption, ..Habits::default() });

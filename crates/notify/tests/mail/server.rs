@@ -25,6 +25,8 @@ pub(crate) enum Encryption {
     Offered,
     /// STARTTLS, and then there is none.
     OfferedInVain,
+    /// STARTTLS, and somebody in between has put words of their own behind the answer.
+    OfferedWithMore,
     FromTheStart,
 }
 
@@ -164,6 +166,9 @@ impl Conversation {
             } else if said == "STARTTLS" && self.habits.encryption == Encryption::Offered {
                 say(stream, "220 go on");
                 return true;
+            } else if said == "STARTTLS" && self.habits.encryption == Encryption::OfferedWithMore {
+                say(stream, "220 go on\r\n250 AUTH PLAIN");
+                return true;
             } else if said == "STARTTLS" {
                 say(stream, "454 TLS not available");
             } else if said.starts_with("AUTH") {
@@ -193,7 +198,7 @@ impl Conversation {
     }
 
     fn present(&self, stream: &mut impl Write, is_encrypted: bool) {
-        let is_offered = matches!(self.habits.encryption, Encryption::Offered | Encryption::OfferedInVain) && !is_encrypted;
+        let is_offered = !matches!(self.habits.encryption, Encryption::None | Encryption::FromTheStart) && !is_encrypted;
         if is_offered {
             say(stream, "250-STARTTLS");
         }
