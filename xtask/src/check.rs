@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
-use crate::{alerts, cargo, dependencies, documents, shown, tools};
+use crate::{alerts, cargo, dependencies, documents, instructions, shown, tools};
 
 pub(crate) fn run(fast: bool) -> anyhow::Result<()> {
     let mut parts = Parts::default();
@@ -29,13 +29,14 @@ pub(crate) fn run(fast: bool) -> anyhow::Result<()> {
         parts.time("20 kills of the server under load", || {
             crate::checker("crash", &["--strict", "--cycles", "20"].map(str::to_owned))
         })?;
+        parts.time("what a delivery costs, in instructions", || instructions::run(false))?;
     }
     parts.time("the dashboard, in a real Prometheus", alerts::grafana)?;
     let summary = parts.time("tests", || tests(fast))?;
     println!("\n{parts}");
     if fast {
         println!(
-            "left to the full check: tests over millions of cases (binary `exhaustive`), the demo and the kills, in a release build"
+            "left to the full check: tests over millions of cases (binary `exhaustive`), the demo, the kills and the count of instructions, in a release build"
         );
     }
     print!("{summary}");

@@ -5,6 +5,7 @@ mod check;
 mod dependencies;
 mod documents;
 mod fuzz_api;
+mod instructions;
 mod tools;
 
 use std::path::{Path, PathBuf};
@@ -60,6 +61,12 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Count the instructions and allocations of a delivery, part by part, and compare them with those that are kept
+    BenchInstructions {
+        /// Keep what was counted, to compare with from now on
+        #[arg(long)]
+        accept: bool,
+    },
     /// Search for URLs that the guard accepts and that mean two things
     FuzzUrl {
         /// How many to try
@@ -91,6 +98,7 @@ fn main() -> ExitCode {
         Task::BenchSender { arguments } => example("posthaste-sender", &arguments),
         Task::BenchStore { arguments } => example("posthaste-store", &arguments),
         Task::BenchApi { arguments } => example("posthaste-api", &arguments),
+        Task::BenchInstructions { accept } => instructions::run(accept),
         Task::FuzzUrl { cases } => fuzz_url(cases),
         Task::FuzzApi { arguments } => fuzz_api::fuzz(&arguments),
         Task::Grafana => alerts::grafana(),

@@ -38,6 +38,11 @@ pub(crate) fn ensure_prometheus() -> anyhow::Result<()> {
     ensure_program("promtool", "prometheus")
 }
 
+/// It counts instructions.
+pub(crate) fn ensure_valgrind() -> anyhow::Result<()> {
+    ensure_program("valgrind", "valgrind")
+}
+
 /// A program of Debian's.
 fn ensure_program(program: &str, package: &str) -> anyhow::Result<()> {
     ensure_package(program, package, || answers(Command::new(program).arg("--version")))

@@ -134,6 +134,12 @@ impl World {
         Ok(())
     }
 
+    /// Notes that another node on the same database has died just now, or stands still for longer than its lease: what it had in
+    /// flight may come again.
+    pub fn note_death_of_another(&mut self) {
+        self.kills.push(self.clock.now());
+    }
+
     /// Notes that the server could not write from then until now.
     pub fn note_outage(&mut self, from: Moment) {
         self.evidence.outages.push((from, self.clock.now()));

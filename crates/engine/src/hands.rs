@@ -4,6 +4,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
@@ -13,7 +14,8 @@ use posthaste_core::scheduler::Seq;
 use posthaste_core::time::Timestamp;
 use posthaste_sender::Client;
 use posthaste_store::{
-    Command, Counts, DeliveryQuery, DeliveryRow, Error, Minute, Record, RecordedAs, StatisticsQuery, StatisticsStep, Store,
+    Command, Counts, DeliveryQuery, DeliveryRow, Error, Minute, Record, Recorded, RecordedAs, StatisticsQuery, StatisticsStep,
+    Store,
 };
 use tokio::sync::mpsc::{Sender, UnboundedSender};
 use tokio::task::JoinSet;
@@ -181,7 +183,38 @@ impl Hands {
 
     /// Until this is remembered its deliveries must not be tried again, so they stay in flight.
     async fn record(&self, records: Vec<Record>) -> Vec<RecordedAs> {
-        again("record", || self.store.record(records.clone())).await
+        let is_in_doubt = AtomicBool::new(false);
+        let mut results = again("record", || async {
+            let answer = self.store.record(records.clone()).await;
+            if matches!(answer, Err(Error::Unknown)) {
+                is_in_doubt.store(true, Ordering::Relaxed);
+            }
+            answer
+        })
+        .await;
+        if is_in_doubt.load(Ordering::Relaxed) {
+            // What an earlier try has written is refused as written already: it was us, and it counts.
+            for (record, result) in records.iter().zip(&mut results) {
+                if *result != RecordedAs::Done && self.was_done(record).await {
+                    *result = RecordedAs::Done;
+                }
+            }
+        }
+        results
+    }
+
+    /// Whether it is this record that the store has, and not that of somebody else.
+    async fn was_done(&self, record: &Record) -> bool {
+        let row_of = async |seq: Seq| again("deliveries_at", || self.store.deliveries_at(vec![seq])).await.pop();
+        match &record.recorded {
+            Recorded::Attempt { seq, attempt, .. } => {
+                let Some(row) = row_of(*seq).await else { return false };
+                let attempts = again("attempts", || self.store.attempts(row.id)).await;
+                attempts.iter().any(|known| known.id == attempt.id)
+            }
+            Recorded::Moved { seq, state, .. } => row_of(*seq).await.is_some_and(|row| row.state == *state),
+            Recorded::Nothing => false,
+        }
     }
 
     async fn find_work(&self) {
@@ -281,9 +314,10 @@ impl Hands {
                     return;
                 }
             }
-            self.membership.leave(owner.partitions()).await;
+            // What is in flight of what was given up is named first: everything else is nobody's after that.
             let handing_over = std::mem::take(&mut *self.handing_over.lock());
             handing_over.join_all().await;
+            self.membership.leave_everything().await;
         };
         if tokio::time::timeout(LEAVE_MAX, last_words).await.is_err() {
             tracing::warn!("the store did not take the last words of a stop");

@@ -143,11 +143,8 @@ pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: 
         tokio::select! {
             () = &mut stop, if deadline.is_none() => {
                 owner.stop();
-                let partitions = membership.prepare_to_leave();
-                if !partitions.is_empty() {
-                    // Others go on with the rest while what is in flight ends here.
-                    batch.push(Wake::GiveUp(partitions));
-                }
+                // Others go on with the rest while what is in flight ends here.
+                membership.prepare_to_leave();
                 deadline = Some(Instant::now() + request_max);
             }
             () = wait_until(deadline) => {

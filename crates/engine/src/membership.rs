@@ -1,11 +1,10 @@
 //! Joins, stays, owns: what makes this process the owner of lanes, and what ends that.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use posthaste_store::{LEASE, NodeId, Partition, Refusal, Store};
+use posthaste_store::{Epoch, LEASE, NodeId, PARTITIONS, Partition, Refusal, Store};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinHandle;
 
@@ -17,29 +16,45 @@ const RENEWED_EVERY: Duration = Duration::from_secs(1);
 /// How long before its lease ends a node stops: what was begun then is over the wire before others take over.
 const MARGIN: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(250);
+/// How long a node that has given up what it could not do leaves it to others, who claim once in [`RENEWED_EVERY`].
+const STEP_BACK: Duration = Duration::from_secs(3);
 
 pub(crate) struct Membership {
     store: Arc<dyn Store>,
     inbox: UnboundedSender<Wake>,
     lease: Lease,
     node: Mutex<Option<NodeId>>,
-    owned: Mutex<Vec<Partition>>,
+    owned: Mutex<Owned>,
     pulse: Pulse,
-    /// Claims nothing any more.
-    is_leaving: AtomicBool,
+}
+
+/// What the owner has been told that it owns. Looked at and told under one lock, so that what it hears is in the order of what
+/// is true.
+#[derive(Default)]
+struct Owned {
+    partitions: Vec<(Partition, Epoch)>,
+    /// Nothing more is owned, and what is still here is being handed over by the owner.
+    is_leaving: bool,
+}
+
+/// Why a node is no member any more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Ended {
+    /// It could not say in time that it is alive, or others have taken it for dead.
+    Lease,
+    /// It is alive and does not do its work, and has left that to others.
+    Stalled,
+}
+
+impl Owned {
+    fn names(&self) -> Vec<Partition> {
+        self.partitions.iter().map(|(partition, _)| *partition).collect()
+    }
 }
 
 impl Membership {
     pub(crate) fn new(store: Arc<dyn Store>, inbox: UnboundedSender<Wake>) -> Membership {
-        Membership {
-            store,
-            inbox,
-            lease: Lease::endless(),
-            node: Mutex::new(None),
-            owned: Mutex::new(Vec::new()),
-            pulse: Pulse::new(),
-            is_leaving: AtomicBool::new(false),
-        }
+        Membership { store, inbox, lease: Lease::endless(), node: Mutex::new(None), owned: Mutex::default(), pulse: Pulse::new() }
     }
 
     pub(crate) fn lease(&self) -> &Lease {
@@ -61,14 +76,18 @@ impl Membership {
     }
 
     pub(crate) fn owns(&self, partition: Partition) -> bool {
-        self.owned.lock().contains(&partition)
+        let owned = self.owned.lock();
+        !owned.is_leaving && owned.names().contains(&partition)
     }
 
-    /// Stays a member, so that what is in flight can be recorded, and claims nothing any more. Answers what is to be given up.
-    pub(crate) fn prepare_to_leave(&self) -> Vec<Partition> {
-        self.is_leaving.store(true, Ordering::Release);
-        // Where nobody else is, nobody takes over.
-        if self.store.is_shared() { self.owned.lock().clone() } else { vec![] }
+    /// Stays a member, so that what is in flight can be recorded, and claims nothing any more. The owner is told what to give up,
+    /// after it was told what it owns. Where nobody else is, nobody takes over.
+    pub(crate) fn prepare_to_leave(&self) {
+        let mut owned = self.owned.lock();
+        owned.is_leaving = true;
+        if self.store.is_shared() && !owned.partitions.is_empty() {
+            let _ = self.inbox.send(Wake::GiveUp(owned.names()));
+        }
     }
 
     /// Is a member for as long as this runs.
@@ -82,13 +101,26 @@ impl Membership {
                     continue;
                 }
             };
-            self.stay().await;
+            let ended = self.stay().await;
             commands.abort();
             self.lease.end();
-            self.owned.lock().clear();
+            self.owned.lock().partitions.clear();
             *self.node.lock() = None;
             let _ = self.inbox.send(Wake::LeaseEnded);
+            match ended {
+                Ended::Lease => {}
+                Ended::Stalled => self.step_back().await,
+            }
         }
+    }
+
+    /// Otherwise this node would get again what it has just given up, before anybody else has looked.
+    async fn step_back(&self) {
+        tokio::time::sleep(STEP_BACK).await;
+        while self.pulse.has_stopped() {
+            tokio::time::sleep(PAUSE).await;
+        }
+        tracing::warn!("this node joins again");
     }
 
     /// Takes part under a new name, and owns what it gets.
@@ -120,32 +152,45 @@ impl Membership {
             Ok(claimed) => claimed,
             Err(refusal) => return Ok(Err(refusal)),
         };
-        let owned: Vec<Partition> = claimed.partitions.iter().map(|(partition, _)| *partition).collect();
-        let before = std::mem::replace(&mut *self.owned.lock(), owned.clone());
-        if before != owned {
-            tracing::info!(partitions = owned.len(), "partitions_owned");
-            let _ = self.inbox.send(Wake::Owns(claimed));
+        let retaken: Vec<Partition> = {
+            let mut owned = self.owned.lock();
+            if owned.is_leaving {
+                // It was under way when this node began to leave. What it has got beside what the owner knows of, or again after
+                // the owner has given it up, nobody here would ever deliver.
+                let is_new = |got: &&(Partition, Epoch)| !owned.partitions.contains(*got);
+                claimed.partitions.iter().filter(is_new).map(|(partition, _)| *partition).collect()
+            } else {
+                if owned.partitions != claimed.partitions {
+                    tracing::info!(partitions = claimed.partitions.len(), "partitions_owned");
+                    owned.partitions.clone_from(&claimed.partitions);
+                    let _ = self.inbox.send(Wake::Owns(claimed));
+                }
+                vec![]
+            }
+        };
+        if !retaken.is_empty() {
+            self.leave(retaken).await;
         }
         Ok(Ok(()))
     }
 
-    /// Returns when the lease has ended.
-    async fn stay(&self) {
+    /// Returns when this is no member any more.
+    async fn stay(&self) -> Ended {
         loop {
             tokio::time::sleep(RENEWED_EVERY).await;
-            let Some(node) = *self.node.lock() else { return };
+            let Some(node) = *self.node.lock() else { return Ended::Lease };
             let asked = Instant::now();
             match self.store.renew(node).await {
                 Ok(Ok(())) => self.renewed(asked),
                 Ok(Err(refusal)) => {
                     tracing::error!(%refusal, "this node is taken for dead: it drops everything and joins anew");
-                    return;
+                    return Ended::Lease;
                 }
                 Err(error) => crate::housekeeping::complain("renew", &error),
             }
             if self.lease.has_ended() {
                 tracing::error!("the lease could not be renewed: this node drops everything and joins anew");
-                return;
+                return Ended::Lease;
             }
             let (has_stopped, is_stalled) = (self.pulse.has_stopped(), self.pulse.is_stalled());
             if has_stopped {
@@ -154,16 +199,17 @@ impl Membership {
             if (has_stopped || is_stalled) && self.store.is_shared() {
                 // Others can do what this node cannot.
                 self.pulse.stalled(false);
-                let owned = self.owned.lock().clone();
+                let owned = self.owned.lock().names();
                 self.leave(owned).await;
-                return;
+                return Ended::Stalled;
             }
-            if self.store.is_shared() && !self.is_leaving.load(Ordering::Acquire) {
+            let is_leaving = self.owned.lock().is_leaving;
+            if self.store.is_shared() && !is_leaving {
                 match self.claim(node).await {
                     Ok(Ok(())) => {}
                     Ok(Err(refusal)) => {
                         tracing::error!(%refusal, "this node is taken for dead: it drops everything and joins anew");
-                        return;
+                        return Ended::Lease;
                     }
                     Err(error) => crate::housekeeping::complain("claim", &error),
                 }
@@ -179,11 +225,81 @@ impl Membership {
         }
     }
 
-    /// Nobody owns what was ours, from now on.
-    pub(crate) async fn leave(&self, partitions: Vec<Partition>) {
+    /// Nobody owns anything of ours from now on, also what a claim has got that was broken off before it could say so.
+    pub(crate) async fn leave_everything(&self) {
+        self.leave((0..PARTITIONS).collect()).await;
+    }
+
+    /// Nobody owns these from now on; what was not ours stays as it is.
+    async fn leave(&self, partitions: Vec<Partition>) {
         let Some(node) = *self.node.lock() else { return };
         if let Err(error) = self.store.hand_over(node, partitions, vec![]).await {
             tracing::warn!(%error, "partitions could not be handed over; they are taken over when the lease ends");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use posthaste_store::{Keyring, MasterKey, Options, Postgres};
+    use posthaste_testpg::Server;
+    use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+    use super::*;
+
+    struct World {
+        membership: Membership,
+        node: NodeId,
+        wakes: UnboundedReceiver<Wake>,
+        store: Arc<dyn Store>,
+        _server: Server,
+    }
+
+    /// A node that has joined and owns everything.
+    async fn world() -> World {
+        let server = Server::start();
+        let options = Options::new(Keyring::new(MasterKey::generate(), vec![]));
+        let store: Arc<dyn Store> = Arc::new(Postgres::connect(&server.url(), options).await.unwrap());
+        let (inbox, wakes) = unbounded_channel();
+        let membership = Membership::new(Arc::clone(&store), inbox);
+        membership.join().await.unwrap().abort();
+        let node = membership.node().unwrap();
+        World { membership, node, wakes, store, _server: server }
+    }
+
+    impl World {
+        /// What another node gets that comes now.
+        async fn left_for_others(&self) -> usize {
+            let other = NodeId(rand::random());
+            self.store.join(other).await.unwrap();
+            self.store.claim(other, usize::MAX).await.unwrap().unwrap().partitions.len()
+        }
+    }
+
+    #[tokio::test]
+    async fn i33_a_claim_that_was_under_way_when_a_node_left_keeps_nothing_from_others() {
+        let mut world = world().await;
+        world.membership.prepare_to_leave();
+        let Some(Wake::Owns(claimed)) = world.wakes.recv().await else { panic!("it was told what it owns") };
+        assert_eq!(claimed.partitions.len(), usize::from(PARTITIONS));
+        let Some(Wake::GiveUp(partitions)) = world.wakes.recv().await else { panic!("and then what it gives up") };
+        assert_eq!(partitions.len(), usize::from(PARTITIONS));
+        // The owner does as it was told, and the claim that had begun before looks after that.
+        world.store.hand_over(world.node, partitions, vec![]).await.unwrap();
+        world.membership.claim(world.node).await.unwrap().unwrap();
+        assert_eq!(world.left_for_others().await, usize::from(PARTITIONS), "it got everything again, and gave it up");
+        assert!(world.wakes.try_recv().is_err(), "the owner has heard nothing of it");
+    }
+
+    #[tokio::test]
+    async fn i33_a_claim_that_looked_before_leaves_what_the_owner_has_to_hand_over() {
+        let world = world().await;
+        world.membership.prepare_to_leave();
+        world.membership.claim(world.node).await.unwrap().unwrap();
+        // Others would send what is in flight here once more: the owner has not said yet what that is.
+        assert_eq!(world.left_for_others().await, 0);
+        assert!(!world.membership.owns(0), "and no housekeeping is begun");
+        world.membership.leave_everything().await;
+        assert_eq!(world.left_for_others().await, usize::from(PARTITIONS));
     }
 }

@@ -11,8 +11,10 @@
 //! | How does it become an event, and where does it go? | `publishing.rs` |
 //! | What is never lost, and what is looked for? | `search.rs` |
 //! | How does it become a mail? | [`mail`] |
+//! | How is a mail server spoken to, and what is never said to it? | [`mail_server`] |
 
 pub mod mail;
+pub mod mail_server;
 pub mod message;
 mod publishing;
 mod search;

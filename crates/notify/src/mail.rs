@@ -6,34 +6,29 @@ use std::time::Duration;
 
 use lettre::message::header::ContentType;
 use lettre::message::{Mailbox, Message};
-use lettre::{AsyncSmtpTransport, AsyncTransport, Tokio1Executor};
 use tokio::sync::Semaphore;
+
+use crate::mail_server::MailServer;
 
 /// Mails that are being sent or wait to be tried again. With a server that is away, what comes beyond is dropped and logged.
 const WAITING_MAX: usize = 1_000;
 /// Connections to the mail server.
 const AT_ONCE_MAX: usize = 4;
-const ANSWER_MAX: Duration = Duration::from_secs(20);
 /// Between the tries.
 const DELAYS: [Duration; 4] = [Duration::from_secs(1), Duration::from_secs(15), Duration::from_mins(2), Duration::from_mins(10)];
 
 /// Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Mailer {
-    transport: AsyncSmtpTransport<Tokio1Executor>,
+    server: MailServer,
     from: Mailbox,
     waiting: Arc<Semaphore>,
     at_once: Arc<Semaphore>,
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum MailError {
-    /// It may have a password in it, and is not repeated.
-    #[error("the URL of the mail server cannot be used: it is like smtp://user:password@mail.example.com:587?tls=required")]
-    Url,
-    #[error("the address to send from is not one")]
-    From,
-}
+#[error("the address to send from is not one")]
+pub struct FromError;
 
 /// Whether mails can go there, or come from there.
 pub fn is_address(text: &str) -> bool {
@@ -41,13 +36,10 @@ pub fn is_address(text: &str) -> bool {
 }
 
 impl Mailer {
-    /// `url` is `smtps://…` (TLS), `smtp://…?tls=required` (STARTTLS or nothing), `smtp://…?tls=opportunistic` (STARTTLS where
-    /// it is offered) or `smtp://…` (without).
-    pub fn new(url: &str, from: &str) -> Result<Mailer, MailError> {
-        let transport = AsyncSmtpTransport::<Tokio1Executor>::from_url(url).map_err(|_| MailError::Url)?;
+    pub fn new(server: MailServer, from: &str) -> Result<Mailer, FromError> {
         Ok(Mailer {
-            transport: transport.timeout(Some(ANSWER_MAX)).build(),
-            from: from.parse().map_err(|_| MailError::From)?,
+            server,
+            from: from.parse().map_err(|_| FromError)?,
             waiting: Arc::new(Semaphore::new(WAITING_MAX)),
             at_once: Arc::new(Semaphore::new(AT_ONCE_MAX)),
         })
@@ -84,15 +76,14 @@ impl Mailer {
         loop {
             let sent = {
                 let _permit = self.at_once.acquire().await;
-                self.transport.send(mail.clone()).await
+                self.server.deliver(&mail).await
             };
             let Err(error) = sent else { return tracing::debug!(to, subject, "a mail was sent") };
-            // It was told no, and would be told no again.
-            let delay = if error.is_permanent() { None } else { delays.next() };
+            let delay = if error.is_final() { None } else { delays.next() };
             let Some(delay) = delay else {
-                return tracing::error!(to, subject, %error, "a mail is given up");
+                return tracing::error!(to, subject, server = self.server.name(), %error, "a mail is given up");
             };
-            tracing::warn!(to, subject, %error, "a mail could not be sent, and is tried again");
+            tracing::warn!(to, subject, server = self.server.name(), %error, "a mail could not be sent, and is tried again");
             tokio::time::sleep(*delay).await;
         }
     }

@@ -18,6 +18,7 @@ use posthaste_core::bucket::RateLimit;
 use posthaste_core::scheduler::Limits;
 use posthaste_metrics::{Kind, Metrics, Page};
 use posthaste_notify::mail::Mailer;
+use posthaste_notify::mail_server::MailServer;
 use posthaste_sender::{Client, Options as SenderOptions, Policy, Proxy};
 use posthaste_store::{Commits, Housekeeping, Keyring, MasterKey, Options as StoreOptions, Postgres, SecretText, Sqlite, Store};
 use posthaste_traces::{Exporter, Traces};
@@ -333,9 +334,14 @@ pub(crate) fn traces_options(settings: &Settings) -> anyhow::Result<Option<posth
 
 fn mailer(settings: &Settings) -> anyhow::Result<Option<Mailer>> {
     match (&settings.smtp_url, &settings.smtp_from) {
-        (Some(url), Some(from)) => Ok(Some(Mailer::new(&url.0, from)?)),
+        (Some(url), Some(from)) => Ok(Some(Mailer::new(mail_server(settings, &url.0)?, from)?)),
         (Some(_), None) | (None, Some(_) | None) => Ok(None),
     }
+}
+
+/// It is believed by the same certificates as receivers are.
+pub(crate) fn mail_server(settings: &Settings, url: &str) -> anyhow::Result<MailServer> {
+    Ok(MailServer::parse(url, &extra_roots(settings)?)?)
 }
 
 /// Where deliveries may go; the API judges by the same when an endpoint is made.

@@ -1,13 +1,55 @@
 //! The same on PostgreSQL, where others may take over.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use posthaste_core::delivery::{CancelReason, State};
 use posthaste_core::endpoint::{Endpoint, Status};
 use posthaste_engine::Options;
+use posthaste_metrics::{Format, Limits, Metrics};
 use posthaste_store::{Command, Commanded, LEASE};
+use posthaste_testpg::Cut;
+use tracing::field::{Field, Visit};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::{Context, SubscriberExt};
 
 use crate::world::{World, audit, until};
+
+/// Listens for a line of the log.
+#[derive(Clone)]
+struct Heard {
+    line: &'static str,
+    was_said: Arc<AtomicBool>,
+}
+
+impl Heard {
+    fn new(line: &'static str) -> Heard {
+        Heard { line, was_said: Arc::default() }
+    }
+
+    async fn said(&self) {
+        until(self.line, || async { self.was_said.load(Ordering::SeqCst).then_some(()) }).await;
+    }
+}
+
+impl<S: tracing::Subscriber> Layer<S> for Heard {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        struct Words(String);
+        impl Visit for Words {
+            fn record_debug(&mut self, field: &Field, value: &dyn std::fmt::Debug) {
+                if field.name() == "message" {
+                    self.0 = format!("{value:?}");
+                }
+            }
+        }
+        let mut words = Words(String::new());
+        event.record(&mut words);
+        if words.0.contains(self.line) {
+            self.was_said.store(true, Ordering::SeqCst);
+        }
+    }
+}
 
 #[tokio::test]
 async fn it_delivers_tries_again_and_hears_of_changes() {
@@ -87,4 +129,91 @@ async fn i33_a_node_that_stops_hands_over_at_once_and_still_records_what_it_has_
     }
     assert_eq!(world.hits(), 2, "each once");
     second.stop().await;
+}
+
+#[tokio::test]
+async fn i7_what_was_recorded_by_a_commit_whose_answer_never_came_is_counted_once_it_is_known() {
+    let heard = Heard::new("what has become of a commit could not be found out");
+    let _listening = tracing::subscriber::set_default(tracing_subscriber::registry().with(heard.clone()));
+    let world = World::on_postgres_held().await;
+    let held = world.receiver.held.clone().unwrap();
+    let proxy = world.proxy();
+    let store = world.another_behind(&proxy).await;
+    let metrics = Metrics::new(Limits::default(), "test");
+    let engine = World::start_on(&store, Options { metrics: Some(metrics.clone()), ..Options::default() });
+    let counted = |count: usize| {
+        let page = metrics.page(Format::Text);
+        page.lines().any(|line| line == format!("webhook_delivery_attempt_count_count {count}")).then_some(())
+    };
+    // The first leaves the one connection open that records are committed on.
+    let first = world.publish("1").await;
+    held.0.notified().await;
+    held.1.notify_one();
+    assert!(matches!(world.ended(first).await, State::Delivered { .. }));
+    until("it is counted", || async { counted(1) }).await;
+
+    let second = world.publish("2").await;
+    held.0.notified().await;
+    proxy.refuse();
+    proxy.cut_next_statement("INSERT INTO attempts", Cut::AfterAnswer);
+    held.1.notify_one();
+    assert!(matches!(world.ended(second).await, State::Delivered { .. }), "it was committed");
+    heard.said().await;
+    assert_eq!((proxy.cuts(), counted(2)), (1, None));
+    proxy.pass();
+    until("it is known, and counted", || async { counted(2) }).await;
+    assert_eq!(world.statuses(second).await, [200]);
+    assert_eq!(world.hits(), 2, "each once");
+    engine.stop().await;
+}
+
+#[tokio::test]
+async fn i41_a_node_whose_loop_stands_still_leaves_its_work_to_others_and_records_nothing_afterwards() {
+    let (stuck, again) = (Heard::new("the delivery loop has not come round"), Heard::new("this node joins again"));
+    let lines = tracing_subscriber::registry().with(stuck.clone()).with(again.clone());
+    let _listening = tracing::subscriber::set_default(lines);
+    let world = World::on_postgres_held().await;
+    let held = world.receiver.held.clone().unwrap();
+    let metrics = Metrics::new(Limits::default(), "test");
+    let store = world.another().await;
+    let options = Options { metrics: Some(metrics.clone()), ..Options::default() };
+    let (first, ice) = World::start_freezable(&store, options);
+    let in_flight = world.publish("1").await;
+    held.0.notified().await;
+    ice.freeze();
+    // Its answer comes, and is not heard. What is due from now on would never be begun.
+    held.1.notify_one();
+    let due = world.publish("2").await;
+    let other = world.another().await;
+    let second = World::start_on(&other, Options::default());
+    stuck.said().await;
+    until("the other has sent both", || async { (world.hits() == 3).then_some(()) }).await;
+    held.1.notify_waiters();
+    let mut recorded = Vec::new();
+    for delivery in [in_flight, due] {
+        assert!(matches!(world.ended(delivery).await, State::Delivered { .. }));
+        recorded.push(world.store.attempts(delivery).await.unwrap());
+    }
+    assert!(recorded.iter().all(|attempts| attempts.len() == 1), "{recorded:?}");
+    let is_shown = |line: &str| metrics.page(Format::Text).lines().any(|other| other == line).then_some(());
+    until("it is shown", || async { is_shown("posthaste_delivery_stalled{reason=\"loop_stuck\"} 1") }).await;
+
+    // The answer that it had is the first thing that it hears of, and the next is that it owns nothing.
+    ice.thaw();
+    again.said().await;
+    until("it is over", || async { is_shown("posthaste_delivery_stalled{reason=\"loop_stuck\"} 0") }).await;
+    until("it has joined again", || async { (world.store.nodes().await.unwrap().len() == 2).then_some(()) }).await;
+    for (delivery, recorded) in [in_flight, due].into_iter().zip(recorded) {
+        assert_eq!(world.store.attempts(delivery).await.unwrap(), recorded, "as the other has recorded it");
+    }
+    assert_eq!(is_shown("webhook_delivery_attempt_count_count 0"), Some(()), "the first has recorded nothing");
+    assert_eq!(world.hits(), 3);
+    // And what comes now goes out once.
+    let next = world.publish("3").await;
+    until("it is sent", || async { (world.hits() == 4).then_some(()) }).await;
+    held.1.notify_waiters();
+    assert!(matches!(world.ended(next).await, State::Delivered { .. }));
+    first.stop().await;
+    second.stop().await;
+    assert_eq!(world.hits(), 4);
 }

@@ -1,8 +1,11 @@
 //! The real store, the real engine, the real sender, and a scripted receiver.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::future::poll_fn;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use axum::Router;
@@ -22,7 +25,7 @@ use posthaste_store::{
     Audit, Change, Command, Commanded, DeliveryQuery, DeliveryRow, Keyring, MasterKey, NewEndpoint, NewEvent,
     Options as StoreOptions, Postgres, SecretText, Sqlite, Store, StoredSecret, partition_of,
 };
-use posthaste_testpg::Server;
+use posthaste_testpg::{Proxy, Server};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, oneshot};
 use tokio::task::JoinHandle;
@@ -81,6 +84,26 @@ impl Running {
     pub(crate) async fn kill(self) {
         self.engine.abort();
         let _ = self.engine.await;
+    }
+}
+
+/// What keeps a loop from coming round.
+#[derive(Clone, Default)]
+pub(crate) struct Ice {
+    is_frozen: Arc<AtomicBool>,
+    loop_waits: Arc<Mutex<Option<Waker>>>,
+}
+
+impl Ice {
+    pub(crate) fn freeze(&self) {
+        self.is_frozen.store(true, Ordering::SeqCst);
+    }
+
+    pub(crate) fn thaw(&self) {
+        self.is_frozen.store(false, Ordering::SeqCst);
+        if let Some(waker) = self.loop_waits.lock().unwrap().take() {
+            waker.wake();
+        }
     }
 }
 
@@ -146,6 +169,16 @@ impl World {
         Arc::new(Postgres::connect(&server.url(), self.store_options()).await.unwrap())
     }
 
+    /// Another process, whose connections can be lost.
+    pub(crate) async fn another_behind(&self, proxy: &Proxy) -> Arc<dyn Store> {
+        Arc::new(Postgres::connect(&proxy.url(), self.store_options()).await.unwrap())
+    }
+
+    pub(crate) fn proxy(&self) -> Proxy {
+        let Kept::Server(server) = &self.kept else { panic!("a directory has no connections") };
+        Proxy::start(server.port())
+    }
+
     fn store_options(&self) -> StoreOptions {
         StoreOptions::new(Keyring::new(self.master_key.clone(), vec![]))
     }
@@ -190,13 +223,27 @@ impl World {
     }
 
     pub(crate) fn start_on(store: &Arc<dyn Store>, options: Options) -> Running {
+        World::start_freezable(store, options).0
+    }
+
+    /// Its loop can be kept from coming round, while everything beside it goes on.
+    pub(crate) fn start_freezable(store: &Arc<dyn Store>, options: Options) -> (Running, Ice) {
         let policy = Policy { allowed_networks: vec!["127.0.0.0/8".parse().unwrap()], allow_http: true, public_host: None };
         let client = Client::new(&SenderOptions { policy, ..SenderOptions::default() }).unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
-        let engine = tokio::spawn(posthaste_engine::run(Arc::clone(store), client, options, async {
+        let mut running = Box::pin(posthaste_engine::run(Arc::clone(store), client, options, async {
             let _ = stopped.await;
         }));
-        Running { stop, engine }
+        let ice = Ice::default();
+        let frozen = ice.clone();
+        let engine = tokio::spawn(poll_fn(move |context| {
+            if frozen.is_frozen.load(Ordering::SeqCst) {
+                *frozen.loop_waits.lock().unwrap() = Some(context.waker().clone());
+                return Poll::Pending;
+            }
+            running.as_mut().poll(context)
+        }));
+        (Running { stop, engine }, ice)
     }
 
     /// Says something else about the endpoint.

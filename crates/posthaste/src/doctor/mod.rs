@@ -7,6 +7,7 @@ mod database;
 mod directory;
 mod finding;
 mod machine;
+mod mail;
 mod network;
 
 use std::io::Write;
@@ -62,6 +63,7 @@ impl Doctor {
         }
         findings.push(machine::certificates(&settings));
         findings.push(machine::descriptors(&settings));
+        findings.extend(mail::look(&settings).await);
         let mut known = settings::of_client(&self.flags);
         known.url = self.url.clone().filter(|url| !url.is_empty()).or(known.url);
         findings.push(network::server(&settings, &known).await);

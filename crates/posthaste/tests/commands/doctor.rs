@@ -9,6 +9,7 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use crate::mail_server::{Encryption, Habits, MailServer};
 use crate::server::{BINARY, Run, Server, run};
 
 const MASTER_KEY: &str = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=";
@@ -405,4 +406,49 @@ fn a_postgresql_that_is_gone_unsafe_foreign_or_apart_in_time_is_wrong() {
     let unsafe_one = posthaste_testpg::Server::start_with(&[("fsync", "off")]);
     let found = place.doctor(&["--master-key", MASTER_KEY, "--database-url", &unsafe_one.url()]);
     says(&found, "wrong", "database", "fsync = off");
+}
+
+#[test]
+fn a_mail_server_is_looked_at_as_for_a_mail_and_none_is_sent() {
+    let place = Place::new("mail");
+    let file = place.0.join("mail-roots.pem");
+    let look = |server: &MailServer, url: &str| {
+        std::fs::write(&file, &server.certificate).unwrap();
+        let url = url.replace("HERE", &server.place());
+        let found = place.doctor(&["--smtp-url", &url, "--smtp-from", "a@b.example", "--extra-roots", "mail-roots.pem"]);
+        assert!(!found.out.contains("canary"), "{}", found.out);
+        assert!(server.mails.lock().unwrap().is_empty(), "nothing is sent");
+        found
+    };
+    let login = Some(("user", "canary"));
+    let secure = |encryption| MailServer::start(Habits { encryption, login, ..Habits::default() });
+    let (offered, from_the_start) = (secure(Encryption::Offered), secure(Encryption::FromTheStart));
+    says(&look(&offered, "smtp://user:canary@HERE?tls=required"), "ok", "mail", "is encrypted and accepts the login");
+    says(&look(&from_the_start, "smtps://user:canary@HERE"), "ok", "mail", "is encrypted and accepts the login");
+    let refused = look(&offered, "smtp://user:canary2@HERE?tls=required");
+    says(&refused, "wrong", "mail", "does not accept the user and the password: 535");
+    says(&refused, "wrong", "mail", "To do: see user and password in smtp_url");
+    says(&look(&secure(Encryption::None), "smtp://user:canary@HERE?tls=required"), "wrong", "mail", "offers no encryption");
+    let misnamed = MailServer::start(Habits {
+        encryption: Encryption::FromTheStart,
+        login,
+        certified: "mail.example.com",
+        ..Habits::default()
+    });
+    says(&look(&misnamed, "smtps://user:canary@HERE"), "wrong", "mail", "its certificate is for another name");
+    let strange = MailServer::start(Habits { encryption: Encryption::FromTheStart, login, ways: "GSSAPI", ..Habits::default() });
+    says(&look(&strange, "smtps://user:canary@HERE"), "wrong", "mail", "no way to log in");
+    let plain = MailServer::start(Habits::default());
+    says(&look(&plain, "smtp://HERE"), "ok", "mail", "it is not encrypted, and there is no login");
+
+    let from = ["--smtp-from", "a@b.example", "--smtp-url"];
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let found = place.doctor(&[&from[..], &[&format!("smtp://{closed}")]].concat());
+    says(&found, "wrong", "mail", "cannot be reached: Connection refused");
+    let untrusted = place.doctor(&[&from[..], &[&format!("smtps://user:canary@{}", from_the_start.place())]].concat());
+    says(&untrusted, "wrong", "mail", "its issuer is not trusted");
+    let clear = place.doctor(&[&from[..], &["smtp://user:canary@mail.example.com"]].concat());
+    says(&clear, "wrong", "settings", "would go over the network unencrypted");
+    assert!(!clear.out.contains("canary"), "{}", clear.out);
+    assert!(!place.doctor(&[]).out.contains("mail "), "where none is set, none is looked at");
 }

@@ -5,6 +5,8 @@
 mod codes;
 mod doctor;
 mod every_command;
+#[path = "../../../notify/tests/mail/server.rs"]
+mod mail_server;
 mod notifications;
 mod output;
 mod secure;

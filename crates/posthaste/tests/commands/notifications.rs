@@ -1,13 +1,14 @@
 //! Notifications, with the real binary: as webhooks to operators and tenants, by mail, after crashes, and not too many.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::TcpListener;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::mail_server::{Encryption, Habits, MailServer};
 use crate::server::{Receiver, Server};
 
 /// Looks again until there is one.
@@ -75,97 +76,27 @@ fn moody(status: u16) -> (Arc<AtomicU16>, String) {
     (mood, url)
 }
 
-/// One mail, as it was handed over.
-#[derive(Clone, Debug)]
-struct Mail {
-    to: String,
-    text: String,
-}
-
-/// A mail server that speaks as much SMTP as it takes. The first so many callers are sent away.
-struct MailServer {
-    address: SocketAddr,
-    mails: Arc<Mutex<Vec<Mail>>>,
-    /// How many have begun to speak with it, and how many have asked for TLS.
-    callers: Arc<AtomicU16>,
-    asked_for_tls: Arc<AtomicU16>,
-}
-
-impl MailServer {
-    fn start(sent_away: u16, offers_tls: bool) -> MailServer {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let server = MailServer {
-            address: listener.local_addr().unwrap(),
-            mails: Arc::default(),
-            callers: Arc::default(),
-            asked_for_tls: Arc::default(),
-        };
-        let (mails, callers, asked_for_tls) =
-            (Arc::clone(&server.mails), Arc::clone(&server.callers), Arc::clone(&server.asked_for_tls));
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                let mut stream = stream.unwrap();
-                if callers.fetch_add(1, Ordering::SeqCst) < sent_away {
-                    let _ = stream.write_all(b"421 too busy\r\n");
-                    continue;
-                }
-                let (mails, asked_for_tls) = (Arc::clone(&mails), Arc::clone(&asked_for_tls));
-                std::thread::spawn(move || converse(stream, offers_tls, &mails, &asked_for_tls));
-            }
-        });
-        server
-    }
-
-    fn url(&self) -> String {
-        format!("smtp://{}", self.address)
-    }
-
-    fn mails_to(&self, address: &str) -> Vec<Mail> {
-        self.mails.lock().unwrap().iter().filter(|mail| mail.to.contains(address)).cloned().collect()
-    }
-}
-
-fn converse(mut stream: TcpStream, offers_tls: bool, mails: &Mutex<Vec<Mail>>, asked_for_tls: &AtomicU16) {
-    let mut reader = BufReader::new(stream.try_clone().unwrap());
-    let (mut to, mut line) = (String::new(), String::new());
-    let _ = stream.write_all(b"220 test ESMTP\r\n");
-    loop {
-        line.clear();
-        if reader.read_line(&mut line).unwrap_or(0) == 0 {
-            return;
-        }
-        let said = line.trim_end().to_ascii_uppercase();
-        let answer: &[u8] = if said.starts_with("EHLO") {
-            if offers_tls { b"250-test\r\n250 STARTTLS\r\n" } else { b"250-test\r\n250 8BITMIME\r\n" }
-        } else if said == "STARTTLS" {
-            asked_for_tls.fetch_add(1, Ordering::SeqCst);
-            b"454 TLS not available\r\n"
-        } else if said.starts_with("RCPT") {
-            line.trim_end().clone_into(&mut to);
-            b"250 ok\r\n"
-        } else if said == "DATA" {
-            let _ = stream.write_all(b"354 go on\r\n");
-            let mut text = String::new();
-            while !text.ends_with("\r\n.\r\n") && reader.read_line(&mut text).unwrap_or(0) > 0 {}
-            mails.lock().unwrap().push(Mail { to: to.clone(), text });
-            b"250 taken\r\n"
-        } else if said == "QUIT" {
-            b"221 bye\r\n"
-        } else {
-            b"250 ok\r\n"
-        };
-        if stream.write_all(answer).is_err() {
-            return;
-        }
-    }
-}
-
 #[test]
 fn a_disabled_endpoint_is_told_to_its_tenant_and_to_operators_by_webhook_and_mail() {
-    let mail = MailServer::start(1, false);
-    let (url, from) = (mail.url(), "hooks@posthaste.example");
-    let server =
-        Server::start_with("notified", &["--smtp-url", &url, "--smtp-from", from, "--smtp-operators", "ops@posthaste.example"]);
+    let login = Some(("hooks", "canary-password"));
+    let mail = MailServer::start(Habits { encryption: Encryption::Offered, login, sent_away: 1, ..Habits::default() });
+    let (url, from) = (format!("smtp://hooks:canary-password@{}?tls=required", mail.place()), "hooks@posthaste.example");
+    let roots = std::env::temp_dir().join(format!("posthaste-mail-roots-{}.pem", std::process::id()));
+    std::fs::write(&roots, &mail.certificate).unwrap();
+    let server = Server::start_with(
+        "notified",
+        &[
+            "--smtp-url",
+            &url,
+            "--smtp-from",
+            from,
+            "--smtp-operators",
+            "ops@posthaste.example",
+            "--extra-roots",
+            roots.to_str().unwrap(),
+        ],
+    );
+    std::fs::remove_file(&roots).unwrap();
     let (tenants_own, operators, gone) =
         (Receiver::start("200 OK", b""), Receiver::start("200 OK", b""), Receiver::start("410 Gone", b""));
     server.ok(&["endpoints", "create", &operators.url(), "--tenant", "posthaste"]);
@@ -197,6 +128,7 @@ fn a_disabled_endpoint_is_told_to_its_tenant_and_to_operators_by_webhook_and_mai
     });
     assert_eq!(told(&tenants_own, "posthaste.endpoint.disabled").len(), 1);
     assert_eq!(mail.mails_to("people@acme.example").len(), 1);
+    assert!(mail.in_the_clear().iter().all(|line| line.starts_with("EHLO") || line == "STARTTLS"), "{:?}", mail.in_the_clear());
     let audit = server.json(&["audit"]);
     assert!(audit["data"].as_array().unwrap().iter().any(|row| row["action"] == "endpoint.auto_disable"), "{audit}");
 
@@ -298,8 +230,8 @@ fn the_end_of_an_overlap_is_told_once_before_it_comes() {
 #[test]
 fn notifications_cause_no_further_ones_and_a_broken_mail_server_stops_nothing() {
     // It offers TLS and then has none: what has to be encrypted is not sent.
-    let mail = MailServer::start(0, true);
-    let url = format!("{}?tls=required", mail.url());
+    let mail = MailServer::start(Habits { encryption: Encryption::OfferedInVain, ..Habits::default() });
+    let url = format!("smtp://{}?tls=required", mail.place());
     let server = Server::start_with(
         "further",
         &[
@@ -323,7 +255,7 @@ fn notifications_cause_no_further_ones_and_a_broken_mail_server_stops_nothing() 
         // The endpoint of the notification has answered 410 as well.
         server.wait_for(&["endpoints", "list", "--tenant", "posthaste"], |listed| listed["data"][0]["status"] == "disabled");
     }
-    wait_for("mails are tried", || (mail.asked_for_tls.load(Ordering::SeqCst) > 0).then_some(()));
+    wait_for("mails are tried", || mail.has_heard("STARTTLS").then_some(()));
     assert!(mail.mails.lock().unwrap().is_empty(), "nothing goes out in the clear");
     endpoint(&server, "fine", &working.url());
     publish(&server, "fine", 1);

@@ -7,6 +7,7 @@
 mod disk;
 mod kills;
 mod limits;
+mod nodes;
 mod power;
 
 use std::path::Path;

@@ -117,8 +117,9 @@ fn left_alone(row: &Row) -> Result<LeaveAlone, Error> {
     })
 }
 
-/// Numbers that were taken and not yet written, too.
-const SELECT_NUMBERED: &str = "SELECT last_value AS numbered FROM deliveries_seq_seq";
+/// Numbers that were taken and not yet written, too. A sequence shows its first number before it has given it.
+const SELECT_NUMBERED: &str =
+    "SELECT CASE WHEN is_called THEN last_value ELSE last_value - 1 END AS numbered FROM deliveries_seq_seq";
 const JOIN: &str = "INSERT INTO nodes (id, expires_at) VALUES ($1, clock_timestamp() + $2::float8 * interval '1 millisecond')
                     ON CONFLICT (id) DO UPDATE SET expires_at = excluded.expires_at";
 const FREE_OWN: &str = "UPDATE partitions SET owner = NULL WHERE owner = $1";

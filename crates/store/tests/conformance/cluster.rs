@@ -9,6 +9,7 @@ crate::conform! {
     a_new_owner_raises_the_epoch
     what_a_leaver_has_in_flight_it_may_still_record_and_nothing_else
     a_node_that_never_joined_is_refused
+    a_claim_knows_every_number_that_was_given_and_none_that_was_not
 }
 
 async fn a_new_owner_raises_the_epoch(world: World) {
@@ -47,4 +48,29 @@ async fn a_node_that_never_joined_is_refused(world: World) {
     let nobody = NodeId(7);
     assert_eq!(world.store.renew(nobody).await.unwrap(), Err(Refusal::LeaseEnded));
     assert_eq!(world.store.claim(nobody, 10).await.unwrap(), Err(Refusal::LeaseEnded));
+}
+
+/// By it an owner tells news of what others may have sent from news of what nobody can have.
+async fn a_claim_knows_every_number_that_was_given_and_none_that_was_not(world: World) {
+    let numbered = async |world: &World| world.store.claim(world.node, usize::MAX).await.unwrap().unwrap().numbered;
+    let before = numbered(&world).await;
+    world.endpoint("acme").await;
+    world.endpoint("other").await;
+    let first = world.delivery("acme").await;
+    assert!(before < first.seq, "{before}, and then {}", first.seq);
+    let mut last = world.delivery("other").await;
+    for _ in 0..3 {
+        last = world.delivery("acme").await;
+    }
+    let after = numbered(&world).await;
+    assert!(last.seq <= after, "{} was given, and {after} is the last", last.seq);
+    // Also what has ended, and also for whoever comes next.
+    let at = world.store.now();
+    assert_eq!(world.try_once(&last, 1, 200, State::Delivered { at }).await, RecordedAs::Done);
+    let options = world.options.clone();
+    let world = world.reopened(options).await;
+    let after = numbered(&world).await;
+    assert!(last.seq <= after, "{} was given, and {after} is the last", last.seq);
+    let next = world.delivery("acme").await;
+    assert!(after < next.seq, "{after} was the last, and then came {}", next.seq);
 }
