@@ -143,9 +143,10 @@ async fn i42_on_sqlite_a_first_start_goes_on_wherever_it_was_killed() {
 }
 
 /// Takes away what the last steps have added, as if a version before them had written it.
-const DOWNGRADE: &str =
-    "DROP TABLE minutes; DROP TABLE minutes_of_tenants; DELETE FROM schema; INSERT INTO schema VALUES (13, 13);";
-const DOWNGRADE_POSTGRES: &str = "DROP TABLE commands; DROP TABLE lanes_shown; DROP INDEX idempotency_keys_by_id;";
+const DOWNGRADE: &str = "DROP TABLE minutes; DROP TABLE minutes_of_tenants; ALTER TABLE events DROP COLUMN trace_context;
+     DELETE FROM schema; INSERT INTO schema VALUES (13, 13);";
+const DOWNGRADE_POSTGRES: &str = "DROP TABLE commands; DROP TABLE lanes_shown; DROP INDEX idempotency_keys_by_id;
+     ALTER TABLE events_kept DROP COLUMN trace_context;";
 
 fn by_hand(data: &Path, sql: &str) {
     rusqlite::Connection::open(data.join("posthaste.db")).unwrap().execute_batch(sql).unwrap();
