@@ -67,7 +67,8 @@ impl Hands {
         let hands = self.clone();
         match deed {
             Deed::Send(sending) => {
-                tokio::spawn(async move { hands.send(*sending).await });
+                // In a box: it is large, and would be copied from hand to hand until it has become a task.
+                tokio::spawn(Box::pin(async move { hands.send(*sending).await }));
             }
             Deed::Record { life, records, after } => {
                 let mut recording = Box::pin(async move {
