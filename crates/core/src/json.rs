@@ -333,6 +333,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Most of a string means nothing to us: it is passed over in blocks, which the processor compares at once.
+    #[expect(clippy::needless_bitwise_bool, reason = "without branches all bytes of a block are compared together")]
     fn skip_plain(&mut self) {
         const BLOCK: usize = 16;
         let is_plain = |byte: &u8| (*byte >= 0x20) & (*byte != b'"') & (*byte != b'\\');
