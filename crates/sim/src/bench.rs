@@ -1,4 +1,5 @@
-//! What the scheduler alone costs: one dispatch, its answer, its record, and the next row offered.
+//! What the scheduler alone costs: one dispatch, its answer, its record, and the next row offered; and what it has in memory of a lane and
+//! of a row that waits.
 
 use std::fmt::Write;
 use std::time::{Duration, Instant};
@@ -36,6 +37,67 @@ pub fn run() -> Vec<Row> {
     };
     let row = |(case, (busy, idle))| Row { busy, idle, per_dispatch: median(case) };
     cases.into_iter().enumerate().map(row).collect()
+}
+
+/// What is in memory, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    /// Of a lane that has one row.
+    pub per_lane: u64,
+    /// Of each further one. Rows behind the window are in the store alone.
+    pub per_row: u64,
+    /// How many there can be for each queue of a lane.
+    pub rows_max: usize,
+}
+
+/// Taken from what the process grows by, so that everything counts, and what the allocator wastes. Nothing else may run in it.
+pub fn memory() -> std::io::Result<Memory> {
+    const LANES: usize = 50_000;
+    const FULL_LANES: usize = 1_000;
+    let now = Timestamp::from_millis(1_800_000_000_000);
+    let tenant = TenantId::parse("tenant").expect("valid");
+    let window = Limits::default().window;
+    let event_type = EventType::parse("order.paid").expect("valid");
+    let grown = |lanes: usize, rows: usize| -> std::io::Result<(u64, Scheduler)> {
+        let before = resident_bytes()?;
+        let mut scheduler = Scheduler::new(now, Limits::default());
+        scheduler.configure_tenant(now, &tenant, TenantConfig::default(), Bucket::full());
+        for lane in 0..lanes {
+            let endpoint = EndpointId::from_bytes((lane as u128 + 1).to_be_bytes());
+            scheduler.configure(now, &tenant, endpoint, LaneConfig::default(), LaneMemory::new(), Backlog::None);
+            for row in 0..rows {
+                let seq = (lane * rows + row) as u64;
+                let entry = Entry {
+                    delivery: DeliveryId::from_bytes(u128::from(seq).to_be_bytes()),
+                    seq,
+                    timestamp: now,
+                    due: now,
+                    attempts: 0,
+                    is_later: false,
+                    event_type: event_type.clone(),
+                    is_priority: false,
+                    class: Class::Exempt,
+                    ordering_key: None,
+                    expires_at: None,
+                };
+                scheduler.offer(endpoint, entry);
+            }
+        }
+        Ok((resident_bytes()?.saturating_sub(before), scheduler))
+    };
+    // The first stays, so that the second is not given what it has left.
+    let (bytes, _first) = grown(LANES, 1)?;
+    let per_lane = bytes / LANES as u64;
+    let (bytes, _second) = grown(FULL_LANES, window)?;
+    let per_row = bytes.saturating_sub(per_lane * FULL_LANES as u64) / (FULL_LANES * (window - 1)) as u64;
+    Ok(Memory { per_lane, per_row, rows_max: window })
+}
+
+fn resident_bytes() -> std::io::Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+    let kibibytes = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kibibytes.map(|kibibytes| kibibytes * 1024).ok_or_else(|| std::io::Error::other("the kernel does not say RssAnon"))
 }
 
 fn measure(busy: usize, idle: usize) -> Duration {

@@ -60,7 +60,19 @@ fn main() -> ExitCode {
         Command::Sim { seed, seeds, trace, plant, .. } => simulate(seed, seeds, trace, plant.as_deref()),
         Command::Scheduler => {
             print!("{}", bench::table(&bench::run()));
-            ExitCode::SUCCESS
+            match bench::memory() {
+                Ok(memory) => {
+                    let bench::Memory { per_lane, per_row, rows_max } = memory;
+                    println!(
+                        "in memory: {per_lane} bytes for a lane with one row, {per_row} for each further row, at most {rows_max} rows in a queue"
+                    );
+                    ExitCode::SUCCESS
+                }
+                Err(error) => {
+                    eprintln!("what is in memory cannot be told: {error}");
+                    ExitCode::FAILURE
+                }
+            }
         }
         Command::Fleet { seed, destinations, days, busier } => {
             compare(&Options { seed, destinations, days, busier });

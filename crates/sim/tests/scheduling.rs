@@ -330,3 +330,11 @@ fn test_sends_beyond_every_cap_harm_nobody() {
     hall.run(start + Duration::from_mins(1));
     assert_eq!(hall.hits.len(), 20);
 }
+
+#[test]
+fn a_lane_and_a_row_that_waits_take_no_more_memory_than_the_documents_say() {
+    let memory = posthaste_sim::bench::memory().unwrap();
+    assert!((200..=2_048).contains(&memory.per_lane), "{memory:?}");
+    assert!((100..=320).contains(&memory.per_row), "{memory:?}");
+    assert_eq!(memory.rows_max, 256);
+}

@@ -32,8 +32,8 @@ const GROUP_CALLERS_MAX: usize = 512;
 const GROUP_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Callers in one group that show that many write at once.
 const CROWD_CALLERS: usize = 8;
-/// In a crowd a group waits until it has so many callers, or for so long. Whoever waits for a turn at a busy machine does not notice it, and
-/// every flush, and every page that is written to the log again and again, is shared by more of them.
+/// In a crowd a group waits until as many have come as were in one of the last two, or so many, or for so long. Those who were answered just
+/// now are about to come back, and every flush, and every page that is written to the log again and again, is shared by more of them.
 const GATHERED_CALLERS: usize = 64;
 const GATHERING_MAX: Duration = Duration::from_millis(1);
 const GATHERING_STEP: Duration = Duration::from_micros(150);
@@ -221,8 +221,8 @@ struct Loop {
     log_frames: Arc<AtomicUsize>,
     /// How large the log was when it was last checkpointed.
     log_bytes_seen: usize,
-    /// How many shared the last group.
-    last_callers: usize,
+    /// How many shared the last group, and the one before.
+    last_callers: [usize; 2],
 }
 
 impl Loop {
@@ -240,7 +240,7 @@ impl Loop {
             checkpoints,
             log_frames,
             log_bytes_seen: 0,
-            last_callers: 0,
+            last_callers: [0; 2],
         };
         this.watch_the_log();
         this
@@ -248,9 +248,7 @@ impl Loop {
 
     fn run(mut self, inbox: &mpsc::Receiver<Message>) {
         while let Ok(first) = inbox.recv() {
-            if self.last_callers >= CROWD_CALLERS {
-                self.gather();
-            }
+            self.gather();
             let mut group = Vec::new();
             let mut group_bytes = 0;
             let mut next = Some(first);
@@ -281,7 +279,7 @@ impl Loop {
                 for job in group {
                     job.answer(became.clone());
                 }
-                self.last_callers = callers;
+                self.last_callers = [callers, self.last_callers[0]];
                 self.tend_the_log();
             }
             if let Some(answer) = closing {
@@ -301,8 +299,13 @@ impl Loop {
 
     /// Asleep, so that whoever comes meanwhile wakes nobody.
     fn gather(&self) {
+        let [last, before] = self.last_callers;
+        let expected = last.max(before).min(GATHERED_CALLERS);
+        if expected < CROWD_CALLERS {
+            return;
+        }
         let until = Instant::now() + GATHERING_MAX;
-        while self.waiting.callers.load(Ordering::Relaxed) < GATHERED_CALLERS && Instant::now() < until {
+        while self.waiting.callers.load(Ordering::Relaxed) < expected && Instant::now() < until {
             std::thread::sleep(GATHERING_STEP);
         }
     }
