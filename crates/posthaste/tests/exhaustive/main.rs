@@ -59,7 +59,7 @@ async fn fails_and_recovers(world: &World, acknowledged: usize) {
     wait_until("it works again", has_recovered).await;
 }
 
-async fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+async fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_mins(2);
     while !is_so() {
         assert!(Instant::now() < deadline, "waited in vain until {what}");

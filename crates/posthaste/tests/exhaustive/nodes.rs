@@ -43,6 +43,15 @@ async fn i31_i34_a_node_that_is_frozen_for_longer_than_its_lease_is_replaced_and
     assert_eq!(owned_by_others(&name), "0");
 
     signal_group(frozen.process().unwrap().id(), "STOP").unwrap();
+    // What it had written may be read by the receiver later than that, on a busy machine; the lease lasts longer.
+    let (mut hits, mut looks) = (other.receiver.hit_count(), 0);
+    wait_until("what it had sent has arrived", || {
+        let now = other.receiver.hit_count();
+        looks = if now == hits { looks + 1 } else { 0 };
+        hits = now;
+        looks == 20
+    })
+    .await;
     other.note_death_of_another();
     wait_until("the other owns everything", || owned_by_others(&name) == "256").await;
     let before = other.receiver.hit_count();
