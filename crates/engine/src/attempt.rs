@@ -3,25 +3,29 @@
 //! First tries, retries, replays and test-sends all come through here. What the answer means is decided by the core, and
 //! recorded, when the owner hears of it.
 
+use std::time::Instant;
+
 use posthaste_core::id::AttemptId;
 use posthaste_sender::request::{self, Try};
 use posthaste_sender::{Client, Posted};
 use posthaste_store::{AttemptRecord, Store, Timings};
 use posthaste_traces::Attempt as Seen;
 
-use crate::lease::Lease;
 use crate::owner::Sending;
 
-/// `None` if nothing was tried, because this node's lease has ended. `seen` is told of its steps, if somebody looks.
+/// Asked at the last moment before anything is sent: by when it has to be on its way, or `None` if it may not be sent any more.
+type MaySend<'a> = &'a (dyn Fn() -> Option<Instant> + Send + Sync);
+
+/// `None` if nothing was tried, because it may not be sent any more. `seen` is told of its steps, if somebody looks.
 pub(crate) async fn attempt(
     store: &dyn Store,
     client: &Client,
-    lease: &Lease,
+    may_send: MaySend<'_>,
     sending: &Sending,
     seen: Option<&mut Seen>,
 ) -> Option<AttemptRecord> {
     let attempted_at = store.now();
-    let posted = post(store, client, lease, sending, seen).await?;
+    let posted = post(store, client, may_send, sending, seen).await?;
     let posthaste_sender::Timings { dns, connect, tls, first_byte } = posted.timings;
     Some(AttemptRecord {
         id: AttemptId::from_unique(store.unique()),
@@ -36,7 +40,13 @@ pub(crate) async fn attempt(
     })
 }
 
-async fn post(store: &dyn Store, client: &Client, lease: &Lease, sending: &Sending, mut seen: Option<&mut Seen>) -> Option<Posted> {
+async fn post(
+    store: &dyn Store,
+    client: &Client,
+    may_send: MaySend<'_>,
+    sending: &Sending,
+    mut seen: Option<&mut Seen>,
+) -> Option<Posted> {
     let now = store.wall_clock();
     let target = &sending.target;
     let address = match &target.address {
@@ -59,12 +69,7 @@ async fn post(store: &dyn Store, client: &Client, lease: &Lease, sending: &Sendi
     if let Some(seen) = &mut seen {
         seen.signed();
     }
-    // Another node may own it by now. Our record would be refused, but the receiver would have had it twice. And if nobody
-    // does, it would count an attempt that was none.
-    if lease.has_ended() {
-        return None;
-    }
-    let posted = client.post(address, request, sending.timeout, now).await;
+    let posted = client.post_while(may_send, address, request, sending.timeout, now).await?;
     if let Some(seen) = &mut seen {
         seen.answered();
     }

@@ -21,6 +21,7 @@ use tokio::sync::mpsc::{Sender, UnboundedSender};
 use tokio::task::JoinSet;
 
 use crate::attempt::attempt;
+use crate::lease::Tenure;
 use crate::membership::Membership;
 use crate::owner::{Deed, Owner, Seen, Sending, Wake};
 use crate::traced::{self, Traced};
@@ -63,12 +64,13 @@ impl Hands {
         Hands { store, client, membership, inbox, handing_over: Arc::default(), notices, traced }
     }
 
-    pub(crate) fn perform(&self, deed: Deed) {
+    /// `tenure` is that in which it was decided.
+    pub(crate) fn perform(&self, deed: Deed, tenure: Tenure) {
         let hands = self.clone();
         match deed {
             Deed::Send(sending) => {
                 // In a box: it is large, and would be copied from hand to hand until it has become a task.
-                tokio::spawn(Box::pin(async move { hands.send(*sending).await }));
+                tokio::spawn(Box::pin(async move { hands.send(*sending, tenure).await }));
             }
             Deed::Record { life, records, after } => {
                 let mut recording = Box::pin(async move {
@@ -170,10 +172,13 @@ impl Hands {
         let _ = self.inbox.send(wake);
     }
 
-    async fn send(&self, sending: Sending) {
+    async fn send(&self, sending: Sending, tenure: Tenure) {
         let Sending { life, errand, .. } = sending;
         let mut seen = traced::begin(&sending);
-        match attempt(self.store.as_ref(), &self.client, self.membership.lease(), &sending, seen.as_mut()).await {
+        // Another node may own it by now. Our record would be refused, but the receiver would have had it twice. And if nobody does, it
+        // would count an attempt that was none.
+        let may_send = || self.membership.lease().lasts_until(tenure);
+        match attempt(self.store.as_ref(), &self.client, &may_send, &sending, seen.as_mut()).await {
             Some(attempt) => {
                 self.traced.answered(life, attempt.id, seen);
                 self.tell(Wake::Answered { life, errand, attempt: Box::new(attempt) });

@@ -5,17 +5,40 @@ use std::time::{Duration, Instant};
 
 use posthaste_core::time::millis;
 
+/// Longer than a request takes to be begun.
+const LONG: Duration = Duration::from_hours(1);
+
 /// Where nobody else can take over, it never ends.
 #[derive(Debug)]
 pub(crate) struct Lease {
     begun: Instant,
     /// In milliseconds since `begun`.
     ends_at: AtomicU64,
+    tenure: AtomicU64,
 }
+
+/// From one loss of everything to the next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Tenure(u64);
 
 impl Lease {
     pub(crate) fn endless() -> Lease {
-        Lease { begun: Instant::now(), ends_at: AtomicU64::new(u64::MAX) }
+        Lease { begun: Instant::now(), ends_at: AtomicU64::new(u64::MAX), tenure: AtomicU64::new(0) }
+    }
+
+    pub(crate) fn tenure(&self) -> Tenure {
+        Tenure(self.tenure.load(Ordering::Acquire))
+    }
+
+    /// What was begun in an earlier tenure is somebody else's by now, although this node may own something again.
+    pub(crate) fn begin_tenure(&self) {
+        self.tenure.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// By when what was begun in this tenure has to be on its way, if it may still be sent.
+    pub(crate) fn lasts_until(&self, tenure: Tenure) -> Option<Instant> {
+        let left = self.ends_at.load(Ordering::Acquire).checked_sub(millis(self.begun.elapsed())).filter(|left| *left > 0)?;
+        (self.tenure() == tenure).then(|| Instant::now() + Duration::from_millis(left).min(LONG))
     }
 
     /// Renewed by a request that was sent at `asked`: the database may have counted from then on.

@@ -139,6 +139,8 @@ pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: 
     let mut batch: Vec<Wake> = Vec::with_capacity(WAKES_AT_ONCE_MAX);
     loop {
         let mut is_survey_due = false;
+        // Asked before the news: what is decided without the news that everything is lost is of the tenure before.
+        let tenure = membership.lease().tenure();
         let rest = owner.wake_at().map_or(IDLE, |at| at.since(store.now()).min(IDLE));
         tokio::select! {
             () = &mut stop, if deadline.is_none() => {
@@ -178,7 +180,7 @@ pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: 
             owner.wake(now, wake);
         }
         for deed in owner.next_deeds(now) {
-            hands.perform(deed);
+            hands.perform(deed, tenure);
         }
         if let (Some(metrics), Some(surveyor)) = (&metrics, &mut surveyor) {
             metrics.deliveries().note(&owner.take_notes());

@@ -107,6 +107,8 @@ impl Membership {
             self.owned.lock().partitions.clear();
             *self.node.lock() = None;
             let _ = self.inbox.send(Wake::LeaseEnded);
+            // After that: whoever has not heard of it yet sends nothing more in the old one's name.
+            self.lease.begin_tenure();
             match ended {
                 Ended::Lease => {}
                 Ended::Stalled => self.step_back().await,

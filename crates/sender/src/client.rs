@@ -17,7 +17,7 @@ use posthaste_core::retry_after;
 use posthaste_core::time::Timestamp;
 use tokio::time::Instant;
 
-use crate::connection::SendError;
+use crate::connection::{MaySend, SendError};
 use crate::connector::{Connector, Failure, within};
 use crate::options::{Options, OptionsError};
 use crate::pool::{ConnectionCounts, Lease, Pool, Visit};
@@ -102,13 +102,26 @@ impl Client {
     /// reading dates in it.
     /// Whatever the receiver does, this is over within the timeout and a second.
     pub async fn post(&self, to: &Address, request: Request<Full<Bytes>>, timeout: Duration, now: Timestamp) -> Posted {
+        self.post_while(&|| Some(far_away()), to, request, timeout, now).await.expect("it always may")
+    }
+
+    /// The same, if it still may when there is a connection to send it on. `may_send` then says by when the first byte has to be on its way:
+    /// even after that the whole process may stand still. `None` if it may not any more; then not a byte was sent.
+    pub async fn post_while(
+        &self,
+        may_send: &(dyn Fn() -> Option<std::time::Instant> + Send + Sync),
+        to: &Address,
+        request: Request<Full<Bytes>>,
+        timeout: Duration,
+        now: Timestamp,
+    ) -> Option<Posted> {
         let started = Instant::now();
         let secrets = OwnSecrets::of(request.headers());
         let mut timings = Timings::default();
         let mut visit = self.pool.visit(&to.destination);
-        let sent = self.send(&mut visit, to, request, started + timeout, &mut timings).await;
+        let sent = self.send(&mut visit, may_send, to, request, started + timeout, &mut timings).await;
         let response_time = started.elapsed();
-        match sent {
+        Some(match sent? {
             Ok((response, lease)) => {
                 let outcome = Outcome::Answered { status: response.status().as_u16(), retry_after: asked_to_wait(&response, now) };
                 let Preview { text, is_whole } = preview::read(response, &secrets).await;
@@ -118,7 +131,7 @@ impl Client {
                 Posted { outcome, response_time, timings, preview: text, error: None }
             }
             Err(failure) => failed(failure, response_time, timings),
-        }
+        })
     }
 
     /// Makes a connection as a delivery would, and closes it without a word: whether deliveries could get there. If not, why, in
@@ -141,46 +154,53 @@ impl Client {
         }
     }
 
-    /// Up to the head of an answer.
+    /// Up to the head of an answer. `None` if nothing may be sent any more.
     async fn send<'a>(
         &self,
         visit: &'a mut Visit,
+        may_send: MaySend<'_>,
         to: &Address,
         mut request: Request<Full<Bytes>>,
         deadline: Instant,
         timings: &mut Timings,
-    ) -> Result<(Response<Incoming>, Lease<'a>), Failure> {
-        self.pool.policy().check(&to.destination).map_err(|rule| Failure::refused(&rule))?;
+    ) -> Option<Result<(Response<Incoming>, Lease<'a>), Failure>> {
+        if let Err(rule) = self.pool.policy().check(&to.destination) {
+            return Some(Err(Failure::refused(&rule)));
+        }
         if within(deadline, visit.wait_for_slot()).await.is_none() {
             let error = "all connections to this host were in use for the whole time";
-            return Err(Failure::not_sent(NoConnection::Connect, error));
+            return Some(Err(Failure::not_sent(NoConnection::Connect, error)));
         }
         let visit = &*visit;
         loop {
             let (mut lease, is_new) = match visit.take() {
                 Some(lease) => (lease, false),
-                None => (self.dial(visit, &to.destination, deadline, timings).await?, true),
+                None => match self.dial(visit, &to.destination, deadline, timings).await {
+                    Ok(lease) => (lease, true),
+                    Err(failure) => return Some(Err(failure)),
+                },
             };
             let sending = Instant::now();
             // Only a connection that was used before is worth a second try, and only HTTP/2 can refuse after it has seen it.
             let spare = (!is_new && lease.is_shared()).then(|| request.clone());
-            let answer = within(deadline, lease.connection().send(request, to)).await;
+            let answer = within(deadline, lease.connection().send(may_send, request, to)).await;
             timings.first_byte = Some(sending.elapsed());
             match answer {
-                Some(Ok(response)) => return Ok((response, lease)),
+                Some(Ok(response)) => return Some(Ok((response, lease))),
+                Some(Err(SendError::Forbidden)) => return None,
                 Some(Err(SendError::Unsent(unsent, _))) if !is_new => request = *unsent,
                 Some(Err(SendError::Lost { was_refused: true, error })) => match spare {
                     Some(spare) => request = spare,
-                    None => return Err(lost(&error)),
+                    None => return Some(Err(lost(&error))),
                 },
-                Some(Err(SendError::Lost { was_refused: false, error })) => return Err(lost(&error)),
+                Some(Err(SendError::Lost { was_refused: false, error })) => return Some(Err(lost(&error))),
                 Some(Err(SendError::Unsent(_, error))) => {
                     let error = format!("the connection was closed before the request was written: {}", root_cause(&error));
-                    return Err(Failure::not_sent(NoConnection::Connect, error));
+                    return Some(Err(Failure::not_sent(NoConnection::Connect, error)));
                 }
                 None => {
                     let error = "the request was sent, and no answer came in time".to_owned();
-                    return Err(Failure { outcome: Outcome::Silent(Silence::Timeout), error });
+                    return Some(Err(Failure { outcome: Outcome::Silent(Silence::Timeout), error }));
                 }
             }
         }
@@ -205,6 +225,11 @@ impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client").field("connector", &self.connector).field("policy", &self.policy()).finish_non_exhaustive()
     }
+}
+
+/// Longer than anything takes here.
+fn far_away() -> std::time::Instant {
+    std::time::Instant::now() + Duration::from_hours(24)
 }
 
 fn failed(failure: Failure, response_time: Duration, mut timings: Timings) -> Posted {

@@ -81,10 +81,15 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Tasks {
     }
 }
 
+/// Asked at the last moment: by when a request has to be on its way, or `None` if it may not be sent any more.
+pub(crate) type MaySend<'a> = &'a (dyn Fn() -> Option<Instant> + Send + Sync);
+
 /// Why there is no answer.
 pub(crate) enum SendError {
     /// Not a byte of it was written. Here it is back.
     Unsent(Box<Request<Body>>, hyper::Error),
+    /// It may not be sent any more, and was not.
+    Forbidden,
     /// It may have been seen, unless the receiver has said that it was not.
     Lost { error: hyper::Error, was_refused: bool },
 }
@@ -169,13 +174,21 @@ impl Connection {
     }
 
     /// Sends, and waits for the head of an answer. `to` is where the request goes, whatever its own URI has been made.
-    pub(crate) async fn send(&mut self, mut request: Request<Body>, to: &Address) -> Result<Response<Incoming>, SendError> {
+    /// `may_send` is asked at the last moment.
+    pub(crate) async fn send(
+        &mut self,
+        may_send: MaySend<'_>,
+        mut request: Request<Body>,
+        to: &Address,
+    ) -> Result<Response<Incoming>, SendError> {
         match &mut self.wire {
             Wire::Http1(send) => {
                 // It may just have been closed, or be finishing the answer before.
                 if let Err(error) = send.ready().await {
                     return Err(SendError::Unsent(Box::new(request), error));
                 }
+                let Some(deadline) = may_send() else { return Err(SendError::Forbidden) };
+                self.facts.meter.first_byte_by(deadline);
                 *request.version_mut() = Version::HTTP_11;
                 *request.uri_mut() = to.url.path_and_query().map_or(Uri::from_static("/"), |path| Uri::from(path.clone()));
                 if !request.headers().contains_key(HOST) {
@@ -184,6 +197,8 @@ impl Connection {
                 send.try_send_request(request).await.map_err(not_sent)
             }
             Wire::Http2(send) => {
+                let Some(deadline) = may_send() else { return Err(SendError::Forbidden) };
+                self.facts.meter.first_byte_by(deadline);
                 *request.version_mut() = Version::HTTP_2;
                 *request.uri_mut() = to.url.clone();
                 request.headers_mut().remove(HOST);

@@ -1,4 +1,4 @@
-//! Bounds what a connection may read, whatever speaks HTTP above it believes.
+//! Bounds what a connection may read, whatever speaks HTTP above it believes, and by when a request has to be on its way.
 //!
 //! Each request brings an allowance. A receiver that has used it up, by a body, by headers, by frames that say nothing, finds
 //! its connection broken. Between requests it may say a little: that it is closing, or that it is still there.
@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
+use std::time::Instant;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
@@ -19,11 +20,38 @@ const IDLE_BYTES_MAX: u64 = 8 * 1024;
 #[derive(Debug)]
 pub(crate) struct Meter {
     left: AtomicU64,
+    made_at: Instant,
+    /// In milliseconds since then.
+    first_byte_by: AtomicU64,
 }
+
+const ANY_TIME: u64 = u64::MAX;
 
 impl Meter {
     pub(crate) fn new() -> Meter {
-        Meter { left: AtomicU64::new(IDLE_BYTES_MAX) }
+        Meter { left: AtomicU64::new(IDLE_BYTES_MAX), made_at: Instant::now(), first_byte_by: AtomicU64::new(ANY_TIME) }
+    }
+
+    /// What comes next is begun by then or not at all: the whole process may stand still between here and the wire.
+    pub(crate) fn first_byte_by(&self, deadline: Instant) {
+        let millis = u64::try_from(deadline.saturating_duration_since(self.made_at).as_millis()).unwrap_or(ANY_TIME);
+        self.first_byte_by.store(millis, Ordering::Relaxed);
+    }
+
+    fn may_write(&self) -> io::Result<()> {
+        let by = self.first_byte_by.load(Ordering::Relaxed);
+        if by == ANY_TIME || self.made_at.elapsed().as_millis() < u128::from(by) {
+            return Ok(());
+        }
+        Err(io::Error::other("it is too late to begin with the request"))
+    }
+
+    /// Once it has begun it may take its time.
+    fn written(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if matches!(written, Poll::Ready(Ok(bytes)) if bytes > 0) {
+            self.first_byte_by.store(ANY_TIME, Ordering::Relaxed);
+        }
+        written
     }
 
     /// One more request; now there are `under_way`, itself included. What those before it left over is not hoarded.
@@ -82,11 +110,15 @@ impl<S: AsyncRead + Unpin> AsyncRead for Metered<S> {
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Metered<S> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
+        let this = self.get_mut();
+        this.meter.may_write()?;
+        this.meter.written(Pin::new(&mut this.stream).poll_write(context, bytes))
     }
 
     fn poll_write_vectored(self: Pin<&mut Self>, context: &mut Context<'_>, slices: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().stream).poll_write_vectored(context, slices)
+        let this = self.get_mut();
+        this.meter.may_write()?;
+        this.meter.written(Pin::new(&mut this.stream).poll_write_vectored(context, slices))
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -126,5 +158,19 @@ mod tests {
         read.clear();
         assert!(metered.read_to_end(&mut read).await.is_err());
         assert_eq!(read.len() as u64, IDLE_BYTES_MAX, "what a request left over does not last");
+    }
+
+    #[tokio::test]
+    async fn a_request_is_begun_in_time_or_not_at_all_and_then_takes_its_time() {
+        use tokio::io::AsyncWriteExt;
+        let meter = Arc::new(Meter::new());
+        let mut metered = Metered::new(tokio::io::sink(), Arc::clone(&meter));
+        let now = Instant::now();
+        meter.first_byte_by(now + std::time::Duration::from_mins(1));
+        metered.write_all(b"in time").await.unwrap();
+        meter.first_byte_by(now);
+        assert!(metered.write_all(b"too late").await.is_err());
+        meter.written(Poll::Ready(Ok(1))).is_ready();
+        metered.write_all(b"the rest of what has begun").await.unwrap();
     }
 }

@@ -89,7 +89,9 @@ impl Owner {
     /// An expired lease is never renewed: whoever had it begins anew.
     pub(super) fn drop_everything(&mut self, now: Timestamp) {
         let options = self.options.clone();
-        let (life, requests, is_stopping) = (self.life + 1, self.requests, self.is_stopping);
+        // What was about to be sent is not, and nobody will say so.
+        let unsent = self.deeds.iter().filter(|deed| matches!(deed, Deed::Send(_))).count();
+        let (life, requests, is_stopping) = (self.life + 1, self.requests - unsent, self.is_stopping);
         let (tallies, notes) = (std::mem::take(&mut self.tallies), std::mem::take(&mut self.notes));
         *self = Owner::new(now, options);
         (self.life, self.requests, self.is_stopping) = (life, requests, is_stopping);
