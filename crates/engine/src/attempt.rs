@@ -3,18 +3,13 @@
 //! First tries, retries, replays and test-sends all come through here. What the answer means is decided by the core, and
 //! recorded, when the owner hears of it.
 
-use std::time::Instant;
-
 use posthaste_core::id::AttemptId;
 use posthaste_sender::request::{self, Try};
-use posthaste_sender::{Client, Posted};
+use posthaste_sender::{Client, MaySend, Posted};
 use posthaste_store::{AttemptRecord, Store, Timings};
 use posthaste_traces::Attempt as Seen;
 
 use crate::owner::Sending;
-
-/// Asked at the last moment before anything is sent: by when it has to be on its way, or `None` if it may not be sent any more.
-type MaySend<'a> = &'a (dyn Fn() -> Option<Instant> + Send + Sync);
 
 /// `None` if nothing was tried, because it may not be sent any more. `seen` is told of its steps, if somebody looks.
 pub(crate) async fn attempt(

@@ -109,12 +109,14 @@ impl Client {
     /// even after that the whole process may stand still. `None` if it may not any more; then not a byte was sent.
     pub async fn post_while(
         &self,
-        may_send: &(dyn Fn() -> Option<std::time::Instant> + Send + Sync),
+        may_send: MaySend<'_>,
         to: &Address,
         request: Request<Full<Bytes>>,
         timeout: Duration,
         now: Timestamp,
     ) -> Option<Posted> {
+        // Nobody is dialled for what may not be sent.
+        may_send()?;
         let started = Instant::now();
         let secrets = OwnSecrets::of(request.headers());
         let mut timings = Timings::default();

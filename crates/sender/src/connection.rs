@@ -82,7 +82,7 @@ impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Tasks {
 }
 
 /// Asked at the last moment: by when a request has to be on its way, or `None` if it may not be sent any more.
-pub(crate) type MaySend<'a> = &'a (dyn Fn() -> Option<Instant> + Send + Sync);
+pub type MaySend<'a> = &'a (dyn Fn() -> Option<Instant> + Send + Sync);
 
 /// Why there is no answer.
 pub(crate) enum SendError {

@@ -26,6 +26,7 @@ pub mod request;
 mod tls;
 
 pub use client::{Client, Posted, RESPONSE_PREVIEW_BYTES_MAX, Reached, Timings};
+pub use connection::MaySend;
 pub use options::{NameServers, Options, OptionsError, Proxy, Roots};
 pub use pool::ConnectionCounts;
 pub use posthaste_core::destination::Policy;

@@ -63,6 +63,7 @@ impl Meter {
     /// Nothing is under way any more.
     pub(crate) fn rest(&self) {
         self.left.store(IDLE_BYTES_MAX, Ordering::Relaxed);
+        self.first_byte_by.store(ANY_TIME, Ordering::Relaxed);
     }
 
     fn change(&self, to: impl Fn(u64) -> u64) {

@@ -37,7 +37,7 @@ pub struct Try<'a> {
 }
 
 /// An endpoint's URL, read once and not for every try, in the spelling that is sent. Whether it may be sent to is asked when it is.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Address {
     pub(crate) destination: Destination,
     pub(crate) url: Uri,
@@ -57,6 +57,13 @@ impl Address {
 
     pub fn url(&self) -> &Uri {
         &self.url
+    }
+}
+
+/// Of a URL only its host: a path may be a credential.
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.destination.fmt(f)
     }
 }
 

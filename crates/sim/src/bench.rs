@@ -66,21 +66,7 @@ pub fn memory() -> std::io::Result<Memory> {
             let endpoint = EndpointId::from_bytes((lane as u128 + 1).to_be_bytes());
             scheduler.configure(now, &tenant, endpoint, LaneConfig::default(), LaneMemory::new(), Backlog::None);
             for row in 0..rows {
-                let seq = (lane * rows + row) as u64;
-                let entry = Entry {
-                    delivery: DeliveryId::from_bytes(u128::from(seq).to_be_bytes()),
-                    seq,
-                    timestamp: now,
-                    due: now,
-                    attempts: 0,
-                    is_later: false,
-                    event_type: event_type.clone(),
-                    is_priority: false,
-                    class: Class::Exempt,
-                    ordering_key: None,
-                    expires_at: None,
-                };
-                scheduler.offer(endpoint, entry);
+                scheduler.offer(endpoint, entry(now, &event_type, (lane * rows + row) as u64));
             }
         }
         Ok((resident_bytes()?.saturating_sub(before), scheduler))
@@ -100,6 +86,23 @@ fn resident_bytes() -> std::io::Result<u64> {
     kibibytes.map(|kibibytes| kibibytes * 1024).ok_or_else(|| std::io::Error::other("the kernel does not say RssAnon"))
 }
 
+/// A row that nobody has tried yet.
+fn entry(now: Timestamp, event_type: &EventType, seq: u64) -> Entry {
+    Entry {
+        delivery: DeliveryId::from_bytes(u128::from(seq).to_be_bytes()),
+        seq,
+        timestamp: now,
+        due: now,
+        attempts: 0,
+        is_later: false,
+        event_type: event_type.clone(),
+        is_priority: false,
+        class: Class::Exempt,
+        ordering_key: None,
+        expires_at: None,
+    }
+}
+
 fn measure(busy: usize, idle: usize) -> Duration {
     let now = Timestamp::from_millis(1_800_000_000_000);
     let mut scheduler = Scheduler::new(now, Limits::default());
@@ -109,21 +112,9 @@ fn measure(busy: usize, idle: usize) -> Duration {
     }
     let event_type = EventType::parse("order.paid").expect("valid");
     let mut seq = 0;
-    let mut entry = || {
+    let mut next_entry = || {
         seq += 1;
-        Entry {
-            delivery: DeliveryId::from_bytes(u128::from(seq).to_be_bytes()),
-            seq,
-            timestamp: now,
-            due: now,
-            attempts: 0,
-            is_later: false,
-            event_type: event_type.clone(),
-            is_priority: false,
-            class: Class::Exempt,
-            ordering_key: None,
-            expires_at: None,
-        }
+        entry(now, &event_type, seq)
     };
     let endpoint = |n: usize| EndpointId::from_bytes((n as u128 + 1).to_be_bytes());
     for n in 0..busy + idle {
@@ -133,9 +124,9 @@ fn measure(busy: usize, idle: usize) -> Duration {
         let config = LaneConfig { rate_limit, ..LaneConfig::default() };
         let memory = LaneMemory { bucket, ..LaneMemory::new() };
         scheduler.configure(now, &tenants[n % TENANTS], endpoint(n), config, memory, Backlog::None);
-        scheduler.offer(endpoint(n), entry());
+        scheduler.offer(endpoint(n), next_entry());
         if n < busy {
-            scheduler.offer(endpoint(n), entry());
+            scheduler.offer(endpoint(n), next_entry());
         }
     }
     let success = Outcome::Answered { status: 200, retry_after: None };
@@ -158,14 +149,14 @@ fn measure(busy: usize, idle: usize) -> Duration {
                 let (endpoint, delivery) = in_flight.pop_front().expect("work never ends");
                 scheduler.finished(now, endpoint, delivery, &success);
                 scheduler.recorded(endpoint, delivery);
-                scheduler.offer(endpoint, entry());
+                scheduler.offer(endpoint, next_entry());
             }
         }
         if in_flight.len() >= IN_FLIGHT {
             let (endpoint, delivery) = in_flight.pop_front().expect("full");
             scheduler.finished(now, endpoint, delivery, &success);
             scheduler.recorded(endpoint, delivery);
-            scheduler.offer(endpoint, entry());
+            scheduler.offer(endpoint, next_entry());
         }
     }
     started.expect("it was").elapsed() / DISPATCHES
