@@ -283,11 +283,12 @@ impl Drop for Watch {
 #[cfg(test)]
 mod tests {
     use posthaste_core::endpoint::{Endpoint, Status};
-    use posthaste_core::event::EventType;
-    use posthaste_core::id::{DeliveryId, TenantId};
+    use posthaste_core::event::{Data, Event, EventType, Timing};
+    use posthaste_core::id::{DeliveryId, EventId, TenantId};
     use posthaste_core::scheduler::{Entry, Want};
+    use posthaste_core::text::Labels;
     use posthaste_metrics::Format;
-    use posthaste_store::{Claimed, SecretText, StoredEndpoint, StoredSecret, TakenUp, WindowRows, partition_of};
+    use posthaste_store::{Body, Claimed, SecretText, StoredEndpoint, StoredSecret, TakenUp, WindowRows, partition_of};
 
     use super::*;
     use crate::{Deed, Options, Wake};
@@ -391,6 +392,39 @@ mod tests {
         stuck.take_up();
         assert_eq!(stuck.after(SOON), None, "it goes on");
         assert!(stuck.metrics.page(Format::Text).contains("posthaste_delivery_stalls_total 1\n"));
+    }
+
+    #[test]
+    fn a_stop_does_not_wait_for_what_was_about_to_be_sent_when_everything_was_lost() {
+        let mut stuck = Stuck::new(Status::Active);
+        stuck.wants();
+        stuck.take_up();
+        let reads = stuck.wants();
+        stuck.answer_reads(reads);
+        let deeds = stuck.wants();
+        let [Deed::ReadBodies { life, wanted }] = &deeds[..] else { panic!("{deeds:?}") };
+        let event = Event {
+            id: EventId::parse("evt_1").unwrap(),
+            tenant: tenant(),
+            event_type: EventType::parse("order.made").unwrap(),
+            version: None,
+            timestamp: stuck.now,
+            accepted_at: stuck.now,
+            data: Data::parse("1").unwrap(),
+            labels: Labels::default(),
+            idempotency_key: None,
+            ordering_key: None,
+            timing: Timing::default(),
+            trace: None,
+        };
+        let found = vec![Body { seq: 1, delivery: wanted[0].delivery, event: Ok(event) }];
+        stuck.happens(Wake::Bodies { life: *life, asked: wanted.clone(), found });
+        assert_eq!(stuck.owner.requests(), 1, "it is as good as sent");
+        // Both in one turn of the loop: nobody has been told to send it.
+        stuck.happens(Wake::LeaseEnded);
+        stuck.owner.stop();
+        assert!(!stuck.wants().iter().any(|deed| matches!(deed, Deed::Send(_))));
+        assert!(stuck.owner.is_at_rest());
     }
 
     #[test]
