@@ -53,8 +53,7 @@ impl Sqlite {
             let erased = connection
                 .prepare_cached(
                     "UPDATE events SET data = NULL, erased_at_ms = ?3
-                     WHERE seq IN (SELECT seq FROM events WHERE id = ?2 AND (?1 IS NULL OR tenant = ?1)
-                                     AND tenant IN (SELECT id FROM tenants)) AND data IS NOT NULL",
+                     WHERE seq IN (SELECT seq FROM events WHERE id = ?2 AND (?1 IS NULL OR tenant = ?1)) AND data IS NOT NULL",
                 )?
                 .execute(params![tenant.as_ref().map(TenantId::as_str), event.as_str(), now.as_millis()])?;
             if erased > 0 {
