@@ -11,7 +11,7 @@ use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
-use posthaste_store::Error;
+use posthaste_store::{Error, Refused};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -166,6 +166,13 @@ impl Problem {
 }
 
 /// What the store says is never the caller's fault.
+/// Parsed, and not acceptable.
+impl From<Refused> for Problem {
+    fn from(refused: Refused) -> Problem {
+        Problem::invalid(refused.field, refused.message)
+    }
+}
+
 impl From<Error> for Problem {
     fn from(error: Error) -> Problem {
         let cause = std::error::Error::source(&error).map(ToString::to_string);
