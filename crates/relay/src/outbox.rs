@@ -3,6 +3,7 @@
 //! It is somebody else's database. Nothing is locked there but rows that are being moved, nobody waits for anything for long, and
 //! what goes wrong is said in words that its owner can do something about.
 
+use std::error::Error;
 use std::fmt::Display;
 use std::future::{Future, poll_fn};
 use std::sync::Arc;
@@ -65,7 +66,8 @@ impl From<tokio_postgres::Error> for Trouble {
     fn from(error: tokio_postgres::Error) -> Trouble {
         let sentence = postgres_sentence(&error);
         match error.code() {
-            None => Trouble::Unreachable(sentence),
+            None if is_lost(&error) => Trouble::Unreachable(sentence),
+            None => Trouble::Other(sentence),
             Some(&SqlState::UNDEFINED_TABLE) => Trouble::NotInstalled,
             Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Trouble::NotAllowed(format!(
                 "the role may not do that in the outbox's database: {sentence}; a relay needs GRANT SELECT, UPDATE, DELETE ON posthaste_outbox \
@@ -84,6 +86,11 @@ impl From<tokio_postgres::Error> for Trouble {
             Some(_) => Trouble::Other(sentence),
         }
     }
+}
+
+/// Whether it is the connection that has failed.
+fn is_lost(error: &tokio_postgres::Error) -> bool {
+    error.is_closed() || error.source().is_some_and(<dyn Error>::is::<std::io::Error>)
 }
 
 /// One row, as it was written. A time beyond what can be written stands at the end of what can.
@@ -510,19 +517,20 @@ const REFUSE: &str = "UPDATE posthaste_outbox o
                       FROM unnest($1::text[], $2::text[], $3::float8[]) AS r (id, error, seconds)
                       WHERE o.id = r.id::uuid";
 
-/// In the order of writing, each from the index that is made for it. What was refused goes last, a few at a time.
+/// In the order of writing, each from the index that is made for it: by a time that stands still within a statement, because an
+/// index cannot be asked by one that does not. What was refused goes last, a few at a time.
 fn claim() -> String {
     let fresh = |name: &str, which: &str| {
         format!(
             "{name} AS (SELECT id, position, octet_length(data)::bigint AS bytes FROM posthaste_outbox
-                        WHERE {which} AND attempts = 0 AND next_attempt_at <= clock_timestamp()
+                        WHERE {which} AND attempts = 0 AND next_attempt_at <= statement_timestamp()
                         ORDER BY position LIMIT $2 FOR UPDATE SKIP LOCKED)"
         )
     };
     format!(
         "WITH {}, {},
          failed AS (SELECT id, position, octet_length(data)::bigint AS bytes FROM posthaste_outbox
-                    WHERE attempts > 0 AND next_attempt_at <= clock_timestamp()
+                    WHERE attempts > 0 AND next_attempt_at <= statement_timestamp()
                     ORDER BY next_attempt_at LIMIT 32 FOR UPDATE SKIP LOCKED)
          SELECT id::text AS id, bytes FROM (SELECT 0 AS turn, * FROM in_order UNION ALL SELECT 0, * FROM anyhow
                                             UNION ALL SELECT 1, * FROM failed) due
@@ -535,7 +543,7 @@ fn claim() -> String {
 /// In milliseconds. What is infinite is far beyond all that can be written.
 fn millis(column: &str) -> String {
     format!(
-        "CASE WHEN isfinite({column}) THEN floor(extract(epoch FROM {column}) * 1000)::bigint
+        "CASE WHEN {column} IS NULL THEN NULL WHEN isfinite({column}) THEN floor(extract(epoch FROM {column}) * 1000)::bigint
               WHEN {column} > '2000-01-01' THEN 100000000000000000 ELSE -100000000000000000 END AS {column}"
     )
 }
@@ -544,7 +552,7 @@ fn millis(column: &str) -> String {
 fn read() -> String {
     let times = ["deliver_at", "expires_at", "occurred_at", "created_at"].map(millis).join(", ");
     format!(
-        "SELECT id::text AS id, tenant, type, version, CASE WHEN octet_length(data) <= $2 THEN data END AS data,
+        "SELECT id::text AS id, tenant, type, version, CASE WHEN octet_length(data)::bigint <= $2 THEN data END AS data,
                 idempotency_key, ordering_key, attempts, {times}
          FROM posthaste_outbox WHERE id = ANY ($1::text[]::uuid[]) ORDER BY attempts > 0, position"
     )
@@ -553,7 +561,7 @@ fn read() -> String {
 fn measure() -> String {
     let first = |which: &dyn Display, order: &str| {
         format!(
-            "(SELECT next_attempt_at AS due FROM posthaste_outbox WHERE {which} AND next_attempt_at <= clock_timestamp()
+            "(SELECT next_attempt_at AS due FROM posthaste_outbox WHERE {which} AND next_attempt_at <= statement_timestamp()
               ORDER BY {order} LIMIT 1)"
         )
     };
@@ -565,7 +573,7 @@ fn measure() -> String {
     format!(
         "SELECT (SELECT count(*) FROM (SELECT FROM posthaste_outbox LIMIT $1) w) AS waiting,
                 (SELECT count(*) FROM (SELECT FROM posthaste_outbox WHERE attempts > 0 LIMIT $1) f) AS failed,
-                (SELECT extract(epoch FROM clock_timestamp() - min(due))::float8 FROM ({}) d WHERE isfinite(due)) AS lag",
+                (SELECT extract(epoch FROM statement_timestamp() - min(due))::float8 FROM ({}) d WHERE isfinite(due)) AS lag",
         due.join(" UNION ALL ")
     )
 }

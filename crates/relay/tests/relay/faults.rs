@@ -158,6 +158,7 @@ async fn while_the_store_takes_nothing_rows_wait_the_lag_grows_and_nothing_is_co
     world.sql("SELECT posthaste_publish('a.b', '0')").await;
     world.wait_until_empty().await;
     proxy.refuse();
+    proxy.cut_all();
     world.sql("INSERT INTO posthaste_outbox (type, data) SELECT 'a.b', g::text FROM generate_series(1, 50) g").await;
     world.wait_until("the lag is seen to grow", async || world.metric("webhook_outbox_lag_seconds") > Some(1.5)).await;
     world.wait_until("they are counted", async || world.metric("webhook_outbox_waiting_rows") == Some(50.0)).await;

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 /// However slow this machine is today, what has not happened by then does not.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) struct World {
     pub(crate) server: Arc<Server>,
@@ -137,9 +137,15 @@ impl World {
     pub(crate) async fn wait_until(&self, what: &str, mut is_so: impl AsyncFnMut() -> bool) {
         let started = Instant::now();
         while !is_so().await {
+            if started.elapsed() < PATIENCE {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                continue;
+            }
+            let errors = self.sql("SELECT last_error FROM posthaste_outbox WHERE attempts > 0 LIMIT 5").await;
             let page = self.metrics.page(Format::Text);
-            assert!(started.elapsed() < PATIENCE, "waited in vain until {what}\n{page}\n{}", self.server.log());
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            let page =
+                page.lines().filter(|line| line.starts_with("webhook_outbox")).fold(String::new(), |all, line| all + line + "\n");
+            panic!("waited in vain until {what}\n{page}{errors}\n{}", self.server.log());
         }
     }
 
