@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use posthaste_core::time::Timestamp;
-use posthaste_store::{Error as StoreError, postgres_sentence, read_postgres_url};
+use posthaste_store::{postgres_sentence, read_postgres_url};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{AsyncMessage, Client, NoTls, Row, Statement};
+use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Row, Statement};
 
 /// What this version makes and can use.
 pub const VERSION: u32 = 1;
@@ -67,7 +67,6 @@ impl From<tokio_postgres::Error> for Trouble {
         let sentence = postgres_sentence(&error);
         match error.code() {
             None if is_lost(&error) => Trouble::Unreachable(sentence),
-            None => Trouble::Other(sentence),
             Some(&SqlState::UNDEFINED_TABLE) => Trouble::NotInstalled,
             Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Trouble::NotAllowed(format!(
                 "the role may not do that in the outbox's database: {sentence}; a relay needs GRANT SELECT, UPDATE, DELETE ON posthaste_outbox \
@@ -83,7 +82,7 @@ impl From<tokio_postgres::Error> for Trouble {
             Some(code) if code.code().starts_with("57P") || code.code().starts_with("53") || code.code().starts_with("08") => {
                 Trouble::Unreachable(sentence)
             }
-            Some(_) => Trouble::Other(sentence),
+            None | Some(_) => Trouble::Other(sentence),
         }
     }
 }
@@ -227,14 +226,7 @@ impl Drop for Outbox {
 impl Outbox {
     /// A session in which nothing was looked at yet.
     pub async fn connect(url: &str) -> Result<Outbox, Trouble> {
-        let mut config = read_postgres_url(url).map_err(|error| match error {
-            StoreError::Unusable(why) => Trouble::BadUrl(why),
-            other @ (StoreError::Unavailable(_)
-            | StoreError::Unknown
-            | StoreError::Overloaded { .. }
-            | StoreError::Corrupt { .. }
-            | StoreError::TooNew) => Trouble::BadUrl(other.to_string()),
-        })?;
+        let mut config = read_url(url)?;
         config.options(format!("{} {SETTINGS}", config.get_options().unwrap_or_default()));
         let connected = timeout(CONNECT_MAX, config.connect(NoTls)).await;
         let (client, mut connection) = connected.map_err(|_| silent())??;
@@ -349,6 +341,15 @@ impl Outbox {
             Some(found) => Ok(found),
         }
     }
+}
+
+fn read_url(url: &str) -> Result<Config, Trouble> {
+    read_postgres_url(url).map_err(|error| Trouble::BadUrl(error.to_string()))
+}
+
+/// Whether a URL is one that can be used at all, before anybody is asked.
+pub fn check_url(url: &str) -> Result<(), Trouble> {
+    read_url(url).map(drop)
 }
 
 /// What `install` has done.
