@@ -201,6 +201,15 @@ async fn an_outbox_in_our_own_database_needs_no_setting_and_its_rows_arrive_at_r
     let event = caller.get(&format!("/v1/events/evt_{id}")).await.unwrap();
     assert!(String::from_utf8(event.body.to_vec()).unwrap().contains("{\"number\":  7}"), "to the byte");
     assert_eq!(relayed(&mut caller).await, 1);
+    // One that has expired while it waited for a relay becomes an event as well, which says what became of it.
+    let late = "INSERT INTO posthaste_outbox (type, data, tenant, created_at, expires_at)
+                VALUES ('order.made', '{}', 'acme', now() - interval '1 hour', now() - interval '1 minute') RETURNING id";
+    let id = postgres.psql_at(&url, late).unwrap();
+    wait_until("it is known to have expired", async || {
+        let page = caller.get(&format!("/v1/deliveries?event=evt_{id}&tenant=acme")).await.unwrap().json();
+        page["data"][0]["dead_reason"] == "expired"
+    })
+    .await;
     world.stop().await.unwrap();
 }
 

@@ -35,6 +35,8 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 const SETTINGS: &str = "-c idle_in_transaction_session_timeout=60000";
 /// So many rows are counted, and not more: beyond this the number does not matter, and counting would.
 pub const COUNTED_MAX: i64 = 100_000;
+/// Rows that were refused before and are due again: so many go first, so that neither they nor the others wait for each other.
+const REFUSED_AT_ONCE_MAX: i64 = 32;
 /// How many rows that were refused `status` shows.
 pub const FAILED_SHOWN_MAX: i64 = 20;
 
@@ -60,6 +62,18 @@ pub enum Trouble {
     StillUsed(String),
     #[error("the outbox's database says: {0}")]
     Other(String),
+}
+
+impl Trouble {
+    /// Whether there is an outbox that it is about, where nobody has said that there is one. `was_there`: it was seen before.
+    pub fn is_of_an_outbox(&self, was_there: bool) -> bool {
+        match self {
+            Trouble::NotAllowed(_) | Trouble::TooNew { .. } | Trouble::StillUsed(_) => true,
+            // It was removed, or is another's.
+            Trouble::NotInstalled | Trouble::NotOurs { .. } => false,
+            Trouble::Unreachable(_) | Trouble::BadUrl(_) | Trouble::Other(_) => was_there,
+        }
+    }
 }
 
 impl From<tokio_postgres::Error> for Trouble {
@@ -283,8 +297,9 @@ impl Outbox {
         };
         let has_turn = answered(turn).await?;
         let found = answered(client.query(&statements.claim, &[&has_turn, &bounds.rows_max])).await?;
-        let (mut ids, mut bytes) = (Vec::with_capacity(found.len()), 0);
+        let (mut ids, mut bytes, mut refused_before) = (Vec::with_capacity(found.len()), 0, 0);
         for row in &found {
+            refused_before += i64::from(row.try_get::<_, bool>("was_refused")?);
             // One larger than all that may be taken goes alone.
             if bytes >= bounds.bytes_max || i64::try_from(ids.len()).unwrap_or(i64::MAX) >= bounds.rows_max {
                 break;
@@ -292,7 +307,9 @@ impl Outbox {
             ids.push(row.try_get::<_, String>("id")?);
             bytes += row.try_get::<_, i64>("bytes")?.min(bounds.payload_bytes_max);
         }
-        let is_cut = i64::try_from(found.len()).unwrap_or(i64::MAX) >= bounds.rows_max || ids.len() < found.len();
+        let is_cut = i64::try_from(found.len()).unwrap_or(i64::MAX) >= bounds.rows_max
+            || ids.len() < found.len()
+            || refused_before >= REFUSED_AT_ONCE_MAX;
         if ids.is_empty() {
             return Ok(Claimed { rows: vec![], is_cut });
         }
@@ -519,7 +536,7 @@ const REFUSE: &str = "UPDATE posthaste_outbox o
                       WHERE o.id = r.id::uuid";
 
 /// In the order of writing, each from the index that is made for it: by a time that stands still within a statement, because an
-/// index cannot be asked by one that does not. What was refused goes last, a few at a time.
+/// index cannot be asked by one that does not. What was refused before goes first, a few at a time.
 fn claim() -> String {
     let fresh = |name: &str, which: &str| {
         format!(
@@ -532,10 +549,11 @@ fn claim() -> String {
         "WITH {}, {},
          failed AS (SELECT id, position, octet_length(data)::bigint AS bytes FROM posthaste_outbox
                     WHERE attempts > 0 AND next_attempt_at <= statement_timestamp()
-                    ORDER BY next_attempt_at LIMIT 32 FOR UPDATE SKIP LOCKED)
-         SELECT id::text AS id, bytes FROM (SELECT 0 AS turn, * FROM in_order UNION ALL SELECT 0, * FROM anyhow
-                                            UNION ALL SELECT 1, * FROM failed) due
-         ORDER BY turn, position",
+                    ORDER BY next_attempt_at LIMIT {REFUSED_AT_ONCE_MAX} FOR UPDATE SKIP LOCKED)
+         SELECT id::text AS id, bytes, was_refused
+         FROM (SELECT FALSE AS was_refused, * FROM in_order UNION ALL SELECT FALSE, * FROM anyhow
+               UNION ALL SELECT TRUE, * FROM failed) due
+         ORDER BY was_refused DESC, position",
         fresh("in_order", "$1 AND ordering_key IS NOT NULL"),
         fresh("anyhow", "ordering_key IS NULL"),
     )
@@ -549,13 +567,13 @@ fn millis(column: &str) -> String {
     )
 }
 
-/// Of each of these, in the order of writing with what was refused last.
+/// Of each of these, in the order of writing.
 fn read() -> String {
     let times = ["deliver_at", "expires_at", "occurred_at", "created_at"].map(millis).join(", ");
     format!(
         "SELECT id::text AS id, tenant, type, version, CASE WHEN octet_length(data)::bigint <= $2 THEN data END AS data,
                 idempotency_key, ordering_key, attempts, {times}
-         FROM posthaste_outbox WHERE id = ANY ($1::text[]::uuid[]) ORDER BY attempts > 0, position"
+         FROM posthaste_outbox WHERE id = ANY ($1::text[]::uuid[]) ORDER BY position"
     )
 }
 

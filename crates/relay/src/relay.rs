@@ -197,8 +197,7 @@ impl Relay {
     /// Says it once, and how long to wait.
     fn troubled(&mut self, trouble: Trouble) -> Next {
         self.measured = None;
-        // Where nobody has spoken of an outbox, there may be none. One that was there has been removed.
-        let is_expected = self.options.is_certain || (self.was_there && trouble != Trouble::NotInstalled);
+        let is_expected = self.options.is_certain || trouble.is_of_an_outbox(self.was_there);
         if !is_expected {
             self.was_there = false;
             if let Some(metrics) = &self.options.metrics {
@@ -255,13 +254,16 @@ impl Relay {
                 Verdict::Made { .. } | Verdict::WasThere => moved.push(row.id.clone()),
                 Verdict::Refused(error) => {
                     let again_after = backoff(row.attempts.saturating_add(1));
-                    tracing::warn!(outbox_id = %row.id, %error, attempts = row.attempts + 1, "a row of the outbox is refused");
                     refused.push(Refusal { id: row.id.clone(), error: shortened(&error), again_after });
                 }
                 Verdict::Contested | Verdict::Later => later += 1,
             }
         }
         outbox.settle(&moved, &refused).await?;
+        if let Some(Refusal { id, error, .. }) = refused.first() {
+            // One line for all of them: each says for itself in the table.
+            tracing::warn!(rows = refused.len(), outbox_id = %id, %error, "rows of the outbox are refused, such as this one");
+        }
         if let Some(metrics) = &self.options.metrics {
             metrics.outbox().relayed(moved.len() as u64);
         }

@@ -17,7 +17,7 @@ pub(super) async fn look(settings: &Settings) -> Option<Finding> {
     match status(&url.0).await {
         Ok(status) => Some(judge(&status)),
         // Nobody has spoken of one; and of what is wrong with our own database it was told above.
-        Err(_) if !is_certain => None,
+        Err(trouble) if !is_certain && !trouble.is_of_an_outbox(false) => None,
         Err(trouble @ Trouble::Unreachable(_)) => {
             let remedy = "see that it runs, and that --outbox (POSTHASTE_OUTBOX) names it; what is in it waits there";
             Some(Finding::wrong(check, trouble, remedy))

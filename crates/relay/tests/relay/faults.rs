@@ -171,3 +171,46 @@ async fn while_the_store_takes_nothing_rows_wait_the_lag_grows_and_nothing_is_co
     relay.stop().await;
     assert_eq!(numbers(&world).await, (0..=50).collect());
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_tenant_that_the_store_cannot_read_keeps_back_nobody_else() {
+    let world = World::new(Kept::Postgres).await;
+    let damaged =
+        "INSERT INTO endpoints (id, tenant, partition, url, status, document, sealed, version, created_at_ms, updated_at_ms)
+                   VALUES (decode(repeat('ab', 16), 'hex'), 'broken', 0, 'https://example.com', 'active', '{', '', 1, 0, 0)";
+    world.server.psql_at(&world.server.url_of("posthaste"), damaged).unwrap();
+    world
+        .sql(
+            "INSERT INTO posthaste_outbox (type, data, tenant)
+             SELECT 'a.b', g::text, CASE WHEN g % 10 = 0 THEN 'broken' ELSE 'fine' END FROM generate_series(0, 99) g",
+        )
+        .await;
+    let relay = world.relay();
+    world.wait_until("the others have gone", async || world.rows().await == 10).await;
+    world.wait_until("these say why", async || world.sql("SELECT min(attempts) FROM posthaste_outbox").await != "0").await;
+    let errors = world.sql("SELECT DISTINCT tenant, last_error FROM posthaste_outbox").await;
+    assert_eq!(errors, "broken|the store does not take it: stored endpoint is not readable");
+    assert_eq!(numbers(&world).await, (0..100).filter(|number| number % 10 != 0).collect());
+    // Mended by a person, they go by themselves.
+    world.server.psql_at(&world.server.url_of("posthaste"), "DELETE FROM endpoints WHERE tenant = 'broken'").unwrap();
+    world.sql("UPDATE posthaste_outbox SET next_attempt_at = now()").await;
+    world.wait_until_empty().await;
+    relay.stop().await;
+    assert_eq!(numbers(&world).await, (0..100).collect());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_rows_that_were_refused_go_quickly_once_they_may() {
+    let world = World::new(Kept::Sqlite).await;
+    world
+        .sql(
+            "INSERT INTO posthaste_outbox (type, data, attempts, last_error)
+             SELECT 'a.b', g::text, 3, 'mended since' FROM generate_series(0, 999) g",
+        )
+        .await;
+    // An hour until it would look by itself.
+    let relay = world.relay_with(Options { poll: Duration::from_hours(1), ..world.options() });
+    world.wait_until_empty().await;
+    relay.stop().await;
+    assert_eq!(numbers(&world).await, (0..1000).collect());
+}
