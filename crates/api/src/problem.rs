@@ -66,7 +66,10 @@ impl Problem {
 
     /// Read, and not acceptable because of this field.
     pub(crate) fn invalid(field: impl Into<String>, message: impl Display) -> Problem {
-        let (field, message) = (field.into(), message.to_string());
+        Problem::not_acceptable(field.into(), message.to_string())
+    }
+
+    fn not_acceptable(field: String, message: String) -> Problem {
         let detail = if field.is_empty() { message.clone() } else { format!("{field}: {message}") };
         let errors = vec![FieldError { field, message }];
         let status = StatusCode::UNPROCESSABLE_ENTITY;
@@ -169,7 +172,7 @@ impl Problem {
 /// Parsed, and not acceptable.
 impl From<Refused> for Problem {
     fn from(refused: Refused) -> Problem {
-        Problem::invalid(refused.field, refused.message)
+        Problem::not_acceptable(refused.field, refused.message)
     }
 }
 
