@@ -6,6 +6,7 @@ use std::io::Write as _;
 use anyhow::bail;
 use clap::{Args, Subcommand};
 use posthaste_core::time::Timestamp;
+use posthaste_relay::outbox::COUNTED_MAX;
 use posthaste_relay::{FailedRow, Installed, Status, Trouble, install, status, uninstall};
 use serde_json::json;
 
@@ -101,14 +102,16 @@ fn as_text(status: &Status) -> String {
     let mut page = format!("the outbox is in the schema {schema}, of version {version}\n");
     match (waiting.rows, oldest_created_at) {
         (0, _) => page.push_str("nothing waits\n"),
-        (rows, None) => _ = writeln!(page, "rows that wait: {rows}"),
-        (rows, Some(oldest)) => _ = writeln!(page, "rows that wait: {rows}, the oldest since {}", oldest.to_rfc3339()),
+        (rows, None) => _ = writeln!(page, "rows that wait: {}", counted(rows)),
+        (rows, Some(oldest)) => {
+            let _ = writeln!(page, "rows that wait: {}, the oldest since {}", counted(rows), oldest.to_rfc3339());
+        }
     }
     if let Some(lag) = waiting.lag {
         let _ = writeln!(page, "due and not moved for: {:.1} s", lag.as_secs_f64());
     }
     if waiting.failed > 0 {
-        let _ = writeln!(page, "of these refused: {}", waiting.failed);
+        let _ = writeln!(page, "of these refused: {}", counted(waiting.failed));
     }
     for FailedRow { id, tenant, event_type, attempts, error, next_attempt_at, .. } in failed {
         let tenant = tenant.as_deref().unwrap_or(posthaste_store::DEFAULT_TENANT);
@@ -117,6 +120,12 @@ fn as_text(status: &Status) -> String {
         let _ = writeln!(page, "  {}", escaped(&line));
     }
     page
+}
+
+/// No more than so many are counted.
+fn counted(rows: u64) -> String {
+    let is_all = i64::try_from(rows).is_ok_and(|rows| rows < COUNTED_MAX);
+    if is_all { rows.to_string() } else { format!("{rows} or more") }
 }
 
 fn as_json(status: &Status) -> String {

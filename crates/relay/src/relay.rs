@@ -16,7 +16,7 @@ use posthaste_core::id::{EventId, TenantId};
 use posthaste_core::text::{IdempotencyKey, OrderingKey};
 use posthaste_metrics::Metrics;
 use posthaste_store::catalogue::Catalogue;
-use posthaste_store::{DEFAULT_TENANT, Draft, Error, NewEvent, Published, Refused, Store, check_tenant};
+use posthaste_store::{DEFAULT_TENANT, Draft, Error, NewEvent, Published, Refused, SecretText, Store, check_tenant};
 use posthaste_traces::{Publish, PublishedAs, Traces};
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
@@ -48,7 +48,7 @@ const ONE_BY_ONE_MAX: Duration = Duration::from_secs(20);
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Where the outbox is.
-    pub url: String,
+    pub url: SecretText,
     /// Somebody has said that there is one. Otherwise it is looked for now and then, and nothing is said if it is not there.
     pub is_certain: bool,
     /// How often it is looked without having been woken.
@@ -64,7 +64,7 @@ pub struct Options {
 impl Options {
     pub fn new(url: &str) -> Options {
         Options {
-            url: url.to_owned(),
+            url: SecretText(url.to_owned()),
             is_certain: true,
             poll: Duration::from_millis(500),
             strict_tenants: false,
@@ -161,7 +161,7 @@ impl Relay {
     async fn turn(&mut self) -> Next {
         let outbox = match self.outbox.take() {
             Some(outbox) => outbox,
-            None => match Outbox::open(&self.options.url).await {
+            None => match Outbox::open(&self.options.url.0).await {
                 Ok(outbox) => outbox,
                 Err(trouble) => return self.troubled(trouble),
             },

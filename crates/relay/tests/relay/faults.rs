@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use posthaste_relay::{Options, Trouble, install, uninstall};
+use posthaste_store::SecretText;
 use posthaste_testpg::{Cut, Proxy};
 
 use crate::world::{Kept, World, postgres_store};
@@ -29,7 +30,7 @@ async fn the_answer_to_the_end_is_lost(kept: Kept) {
         let cuts = proxy.cuts();
         // A relay commits when it has moved something, and not before.
         proxy.cut_next_commit(cut);
-        let relay = world.relay_with(Options { url: proxy.url_of("application"), ..world.options() });
+        let relay = world.relay_with(Options { url: SecretText(proxy.url_of("application")), ..world.options() });
         world.wait_until_empty().await;
         relay.stop().await;
         assert_eq!(proxy.cuts(), cuts + 1, "the connection was lost between publishing and forgetting");

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use posthaste_relay::{Installed, Trouble, install, status, uninstall};
+use posthaste_store::SecretText;
 
 use crate::world::{Kept, World};
 
@@ -84,7 +85,7 @@ async fn it_lives_in_the_schema_of_the_search_path_and_is_called_from_any() {
     assert_eq!(installed, Installed::Now { schema: "\"Odd \"\"name\"\"\"".to_owned() });
     assert_eq!(status(&world.url).await, Err(Trouble::NotInstalled), "another search path does not find it");
     world.sql("SELECT \"Odd \"\"name\"\"\".posthaste_publish('a.b', '{}')").await;
-    let relay = world.relay_with(posthaste_relay::Options { url: url.clone(), ..world.options() });
+    let relay = world.relay_with(posthaste_relay::Options { url: SecretText(url.clone()), ..world.options() });
     world.wait_until("it is moved", async || world.events().await.len() == 1).await;
     relay.stop().await;
     assert_eq!(uninstall(&url, false).await, Ok(0));
@@ -105,7 +106,7 @@ async fn whoever_may_not_is_told_what_to_do() {
     assert!(refused.contains("GRANT SELECT, UPDATE, DELETE ON posthaste_outbox"), "{refused}");
 
     // A relay says so, tells whoever watches, and begins once it may.
-    let relay = world.relay_with(posthaste_relay::Options { url: stranger, ..world.options() });
+    let relay = world.relay_with(posthaste_relay::Options { url: SecretText(stranger), ..world.options() });
     world.sql("SELECT posthaste_publish('a.b', '{}')").await;
     world.wait_until("it is shown to be of no use", async || world.metric("webhook_outbox_up") == Some(0.0)).await;
     assert_eq!(world.events().await.len(), 0);
