@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use posthaste_relay::outbox::{Bounds, Outbox};
 use posthaste_relay::{Options, Trouble, install, uninstall};
 use posthaste_store::SecretText;
 use posthaste_testpg::{Cut, Proxy};
@@ -214,4 +215,36 @@ async fn many_rows_that_were_refused_go_quickly_once_they_may() {
     world.wait_until_empty().await;
     relay.stop().await;
     assert_eq!(numbers(&world).await, (0..1000).collect());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_relay_that_stands_still_keeps_back_what_it_holds_and_what_comes_after_it_in_order_and_nothing_else() {
+    let world = World::new(Kept::Sqlite).await;
+    let write = async |from: u32, to: u32| {
+        world
+            .sql(&format!(
+                "INSERT INTO posthaste_outbox (type, data, ordering_key)
+                 SELECT 'a.b', g::text, CASE WHEN g % 2 = 0 THEN 'k' END FROM generate_series({from}, {to}) g"
+            ))
+            .await;
+    };
+    write(0, 9).await;
+    let frozen = Outbox::open(&world.url).await.unwrap();
+    let held = frozen.claim(Bounds { rows_max: 256, bytes_max: 1 << 20, payload_bytes_max: 1 << 20 }).await.unwrap();
+    assert_eq!((held.rows.len(), held.is_cut), (10, false));
+    write(10, 19).await;
+    let relay = world.relay();
+    world.wait_until("what it does not hold, and has no order, is moved", async || world.events().await.len() == 5).await;
+    assert_eq!(numbers(&world).await, (10..20).filter(|number| number % 2 == 1).collect());
+    // Its session ends, as it does by itself when a relay is frozen for a minute.
+    drop(frozen);
+    world.wait_until_empty().await;
+    relay.stop().await;
+    let mut in_order = Vec::new();
+    for event in world.events().await.into_iter().filter(|event| event.ordering_key.is_some()) {
+        let event = world.store.event(None, event.id).await.unwrap().unwrap();
+        in_order.push(event.data.unwrap().as_str().parse::<u32>().unwrap());
+    }
+    assert_eq!(in_order, (0..20).step_by(2).collect::<Vec<_>>());
+    assert_eq!(numbers(&world).await, (0..20).collect());
 }
