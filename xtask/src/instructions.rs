@@ -1,7 +1,7 @@
 //! What a delivery costs in instructions and allocations, part by part, as Valgrind counts them: the same whatever else the
 //! machine is doing, so that a change that makes it slower is seen.
 //!
-//! `crates/posthaste/examples/instructions.rs` does the work, and says where each part ends. The figures that are kept in
+//! `crates/instructions` does the work, and says where each part ends. The figures that are kept in
 //! `xtask/instructions.txt` are of one compiler and one kind of processor; `--accept` writes them anew.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -41,7 +41,8 @@ type Costs = BTreeMap<String, Cost>;
 
 pub(crate) fn run(accept: bool) -> anyhow::Result<()> {
     tools::ensure_valgrind()?;
-    crate::run(&mut cargo(&["build", "--release", "--quiet", "--package", "posthaste", "--example", "instructions"]))?;
+    // With the product, so that both are built of the same parts.
+    crate::run(&mut cargo(&["build", "--release", "--quiet", "--package", "posthaste", "--package", "posthaste-instructions"]))?;
     let counted = with_sum(count()?)?;
     let path = root().join(FIGURES);
     let (kept_under, kept) = match std::fs::read_to_string(&path) {
@@ -74,7 +75,7 @@ pub(crate) fn run(accept: bool) -> anyhow::Result<()> {
     )
 }
 
-/// Runs the example, and reads what was counted of each part.
+/// Runs it, and reads what was counted of each part.
 fn count() -> anyhow::Result<Costs> {
     let directory = root().join("target/instructions");
     let _ = std::fs::remove_dir_all(&directory);
@@ -84,7 +85,7 @@ fn count() -> anyhow::Result<Costs> {
         .args(["--tool=callgrind", "--quiet", "--compress-strings=no", "--compress-pos=no"])
         .arg(format!("--dump-before={BOUNDARY}"))
         .arg(format!("--callgrind-out-file={}", directory.join("counted").display()))
-        .arg(root().join("target/release/examples/instructions"))
+        .arg(root().join("target/release/posthaste-instructions"))
         .stdin(Stdio::null())
         .stderr(Stdio::inherit());
     let output = command.output().with_context(|| shown(&command))?;

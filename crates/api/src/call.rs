@@ -24,6 +24,8 @@ use crate::problem::Problem;
 use crate::query::Query;
 use crate::{App, cursor};
 
+/// Of an answer.
+const HEADERS_USUAL: usize = 10;
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// A request that may be served: its caller is known and has the scope, its query has only what the route knows.
@@ -201,6 +203,8 @@ pub(crate) fn answer(status: StatusCode, view: &impl Serialize) -> Response {
     let body = serde_json::to_vec(view).expect("texts, numbers and lists of them");
     let mut response = Response::new(Body::from(body));
     *response.status_mut() = status;
+    // With those that every answer gets.
+    response.headers_mut().reserve(HEADERS_USUAL);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }

@@ -43,7 +43,6 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::extract::Request;
-use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, HeaderValue, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
@@ -172,8 +171,7 @@ pub fn router(store: Arc<dyn Store>, options: Options, admin_key: &str) -> Route
         options,
         store,
     }));
-    let uses = app.clone();
-    routes::router(table, &app).layer(from_fn(move |request, next| frame(uses.clone(), request, next)))
+    routes::router(table, &app)
 }
 
 /// The OpenAPI document, as the server serves it.
@@ -215,23 +213,23 @@ const ADDRESS_BYTES_MAX: usize = 8 * 1024;
 const HEADERS_BYTES_MAX: usize = 32 * 1024;
 
 /// What surrounds every answer: bounds on what is not the body, an id, and what browsers are to be told.
-async fn frame(app: App, request: Request, next: Next) -> Response {
+async fn framed(app: &App, request: Request, answer: impl AsyncFnOnce(Request) -> Response) -> Response {
     let address_bytes = request.uri().path_and_query().map_or(0, |address| address.as_str().len());
     let headers_bytes: usize = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
     let is_api = request.uri().path().starts_with("/v1/");
-    let id = format!("req_{:032x}", rand::random::<u128>());
+    let id = HeaderValue::try_from(format!("req_{:032x}", rand::random::<u128>())).expect("digits and letters");
     let mut response = if address_bytes > ADDRESS_BYTES_MAX {
         Problem::address_too_long(ADDRESS_BYTES_MAX).into_response()
     } else if headers_bytes > HEADERS_BYTES_MAX {
         Problem::headers_too_large(HEADERS_BYTES_MAX).into_response()
     } else {
         let method = request.method().clone();
-        let response = next.run(request).await;
-        tracing::debug!(request = id, %method, status = response.status().as_u16(), "answered");
+        let response = answer(request).await;
+        tracing::debug!(request = id.to_str().unwrap_or_default(), %method, status = response.status().as_u16(), "answered");
         response
     };
     let headers = response.headers_mut();
-    headers.insert(REQUEST_ID, HeaderValue::from_str(&id).expect("digits and letters"));
+    headers.insert(REQUEST_ID, id);
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(X_FRAME_OPTIONS, HeaderValue::from_static("DENY"));
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
@@ -241,7 +239,7 @@ async fn frame(app: App, request: Request, next: Next) -> Response {
     if is_api {
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     }
-    write_uses(&app);
+    write_uses(app);
     response
 }
 

@@ -23,8 +23,8 @@ use crate::openapi::{Shape, list_of, shape};
 use crate::problem::{self, Problem};
 use crate::query::{CURSOR, ENDPOINT, EVENT, FROM, HOLD_REASON, LIMIT, Parameter, Query, STATUS, TENANT, TO, TYPE, UID};
 use crate::{
-    App, audit, batch, cluster, dead_letters, deliveries, docs, endpoint_verbs, endpoints, event_types, events, filters, health,
-    keys, metrics, portal, replays, statistics, stream, tenants,
+    App, audit, batch, cluster, dead_letters, deliveries, docs, endpoint_verbs, endpoints, event_types, events, filters, framed,
+    health, keys, metrics, portal, replays, statistics, stream, tenants,
 };
 
 type Answered = Pin<Box<dyn Future<Output = Result<Response, Problem>> + Send>>;
@@ -513,23 +513,36 @@ pub(crate) fn router(table: Vec<Route>, app: &App) -> Router {
             let app = app.clone();
             methods = methods.merge(on(filter, move |request: Request| {
                 let (app, route) = (app.clone(), Arc::clone(&route));
-                async move { serve(app, &route, request).await.unwrap_or_else(IntoResponse::into_response) }
+                async move {
+                    framed(&app, request, async |request| {
+                        serve(&app, &route, request).await.unwrap_or_else(IntoResponse::into_response)
+                    })
+                    .await
+                }
             }));
         }
-        let allowed = allowed.join(", ");
-        router = router.route(&path, methods.fallback(move || std::future::ready(problem::method_not_allowed(&allowed))));
+        let refusal = (app.clone(), allowed.join(", "));
+        let refuse = async move |request: Request| {
+            let (app, allowed) = refusal;
+            framed(&app, request, async |_| problem::method_not_allowed(&allowed)).await
+        };
+        router = router.route(&path, methods.fallback(refuse));
     }
-    router.fallback(async || Problem::not_found())
+    let app = app.clone();
+    let router =
+        router.fallback(async move |request: Request| framed(&app, request, async |_| Problem::not_found().into_response()).await);
+    // Without a state yet to come every route is ready now, and is not made ready for every request.
+    router.with_state(())
 }
 
 /// What every call has to pass, then its handler.
-async fn serve(app: App, route: &Route, request: Request) -> Result<Response, Problem> {
+async fn serve(app: &App, route: &Route, request: Request) -> Result<Response, Problem> {
     let (mut parts, body) = request.into_parts();
     let caller = match route.access {
         Access::Anybody => Caller::nobody(),
         Access::ServerWideOrLocal(_) if metrics::is_local(&parts) => Caller::nobody(),
         Access::Scope(_) | Access::ServerWide(_) | Access::ServerWideOrLocal(_) => {
-            let caller = identify(&app, &parts.headers).await?;
+            let caller = identify(app, &parts.headers).await?;
             if !route.is_publishing {
                 app.calls.take(&caller, app.store.now())?;
             }
@@ -544,5 +557,5 @@ async fn serve(app: App, route: &Route, request: Request) -> Result<Response, Pr
     } else {
         String::new()
     };
-    (route.handler)(Call { app, caller, query, parts, name, unread: Mutex::new(Some(body)) }).await
+    (route.handler)(Call { app: app.clone(), caller, query, parts, name, unread: Mutex::new(Some(body)) }).await
 }
