@@ -206,6 +206,7 @@ impl Relay {
             return Next::After(LOOKED_AROUND_EVERY);
         }
         if let Some(metrics) = &self.options.metrics {
+            metrics.outbox().set_there(true);
             metrics.outbox().set_up(false);
         }
         let is_news = self.trouble.as_ref().is_none_or(|before| std::mem::discriminant(before) != std::mem::discriminant(&trouble));
@@ -239,11 +240,17 @@ impl Relay {
         }
         let verdicts = match self.publish(&claimed.rows).await {
             Ok(verdicts) => {
-                self.failures = 0;
+                if self.failures > 0 {
+                    self.failures = 0;
+                    tracing::info!("the store takes rows of the outbox again");
+                }
                 verdicts
             }
             Err(NotNow { error, pause }) => {
-                tracing::debug!(%error, "the store takes nothing from the outbox now");
+                // Said once, until it is over.
+                if self.failures == 1 {
+                    tracing::warn!(%error, "the store takes nothing from the outbox now; its rows wait, and it is asked again and again");
+                }
                 outbox.leave().await?;
                 return Ok(Round::StoreWaits(pause));
             }
@@ -359,8 +366,9 @@ impl Relay {
         Ok(answers.into_iter().map(verdict).collect())
     }
 
-    fn not_now(&self, error: Error) -> NotNow {
-        let pause = match after_failure(&error, self.failures.max(1), 1) {
+    fn not_now(&mut self, error: Error) -> NotNow {
+        self.failures = self.failures.saturating_add(1);
+        let pause = match after_failure(&error, self.failures, 1) {
             AfterFailure::Wait(pause) => pause,
             AfterFailure::OneByOne => MEASURED_EVERY,
         };

@@ -105,6 +105,13 @@ async fn whoever_may_not_is_told_what_to_do() {
     let refused = status(&stranger).await.unwrap_err().to_string();
     assert!(refused.contains("GRANT SELECT, UPDATE, DELETE ON posthaste_outbox"), "{refused}");
 
+    // Also where nobody has spoken of an outbox: there is one, and it is not relayed.
+    assert_eq!(world.metric("webhook_outbox_up"), None);
+    let unsaid = posthaste_relay::Options { is_certain: false, url: SecretText(stranger.clone()), ..world.options() };
+    let relay = world.relay_with(unsaid);
+    world.wait_until("it is shown to be of no use", async || world.metric("webhook_outbox_up") == Some(0.0)).await;
+    relay.stop().await;
+
     // A relay says so, tells whoever watches, and begins once it may.
     let relay = world.relay_with(posthaste_relay::Options { url: SecretText(stranger), ..world.options() });
     world.sql("SELECT posthaste_publish('a.b', '{}')").await;
