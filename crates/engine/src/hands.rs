@@ -24,6 +24,7 @@ use crate::attempt::attempt;
 use crate::lease::Tenure;
 use crate::membership::Membership;
 use crate::owner::{Deed, Owner, Seen, Sending, Wake};
+use crate::told::Look;
 use crate::traced::{self, Traced};
 
 /// How long to leave a store alone that has just failed: at first, and at most.
@@ -237,10 +238,12 @@ impl Hands {
     }
 
     /// News was lost: finds whatever is behind this row.
-    pub(crate) fn sweep(&self, after: Seq) {
+    pub(crate) fn sweep(&self, look: Look) {
         let hands = self.clone();
         tokio::spawn(async move {
-            let swept = again("sweep", || hands.store.sweep(after)).await;
+            let swept = again("sweep", || hands.store.sweep(look.after)).await;
+            // Before the loop wakes, which asks for it then. If nobody asks, the loop has ended.
+            let _ = look.found_up_to.send(swept.highest);
             hands.tell(Wake::Work(swept.endpoints));
         });
     }

@@ -13,6 +13,7 @@ mod owner;
 mod survey;
 mod tally;
 mod target;
+mod told;
 mod traced;
 
 use std::future::Future;
@@ -22,7 +23,7 @@ use std::time::Duration;
 use posthaste_core::endpoint::Policies;
 use posthaste_core::health::HealthPolicy;
 use posthaste_core::notice::Noticed;
-use posthaste_core::scheduler::{Limits, Seq};
+use posthaste_core::scheduler::Limits;
 use posthaste_core::timeout::TimeoutRules;
 use posthaste_metrics::Metrics;
 use posthaste_sender::Client;
@@ -37,6 +38,7 @@ use membership::Membership;
 pub use owner::{After, Bodiless, Deed, Errand, Life, Owner, Seen, Sending, Ticket, Wake};
 use survey::{Surveyor, Watch};
 pub use target::Target;
+use told::Told;
 use traced::Traced;
 
 #[derive(Clone, Debug)]
@@ -128,8 +130,7 @@ pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: 
     surveyed.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut owner = Owner::new(store.now(), options);
     let mut feed = Some(store.feed());
-    // All rows up to the frontier have been told of; nothing was left out when it was last moved.
-    let (mut fed_up_to, mut frontier): (Seq, Seq) = (0, 0);
+    let mut told = Told::default();
     let mut shown = interval(if store.is_shared() { SHOWN_TO_OTHERS_EVERY } else { SHOWN_EVERY });
     shown.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut counted = interval(COUNTED_EVERY);
@@ -156,7 +157,7 @@ pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: 
             _ = wakes.recv_many(&mut batch, WAKES_AT_ONCE_MAX) => {}
             news = next_of(&mut feed) => match news {
                 Some(rows) => {
-                    fed_up_to = rows.iter().map(|row| row.entry.seq).fold(fed_up_to, Seq::max);
+                    told.fed(&rows);
                     batch.push(Wake::Fed(rows));
                 }
                 None => feed = None,
@@ -167,12 +168,8 @@ pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: 
             () = sleep(rest) => {}
         }
         let turn_began = Instant::now();
-        if let Some(feed) = &feed {
-            if feed.has_overflowed() {
-                hands.sweep(frontier);
-            } else {
-                frontier = fed_up_to;
-            }
+        if let Some(look) = feed.as_ref().and_then(|feed| told.turn(feed.has_overflowed())) {
+            hands.sweep(look);
         }
         membership.tick();
         let now = store.now();

@@ -1,7 +1,7 @@
 //! News of our own commits, so that what was just written need not be read back.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use posthaste_core::event::Event;
 use posthaste_core::id::{EndpointId, TenantId};
@@ -20,25 +20,53 @@ pub struct Fed {
     pub event: Arc<Event>,
 }
 
-/// How much may wait here. What does not fit is found by the sweep.
-const FEED_MAX: usize = 16_384;
+/// How much may wait here, payloads included. What does not fit is found by the sweep.
+const FEED_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// What a delivery weighs beside the payload, which it shares with others of its event.
+const FED_BYTES: usize = 512;
 
 /// The receiving end.
 #[derive(Debug)]
 pub struct Feed {
-    inbox: mpsc::Receiver<Vec<Fed>>,
-    overflow: Arc<AtomicBool>,
+    inbox: mpsc::UnboundedReceiver<Group>,
+    waiting: Arc<Waiting>,
+}
+
+/// What one commit has brought.
+#[derive(Debug)]
+struct Group {
+    fed: Vec<Fed>,
+    bytes: usize,
+}
+
+impl Group {
+    fn new(fed: Vec<Fed>) -> Group {
+        let is_next_event = |(before, this): (Option<&Fed>, &Fed)| {
+            before.is_none_or(|before| !Arc::ptr_eq(&before.event, &this.event)).then_some(this.event.data.as_str().len())
+        };
+        let befores = std::iter::once(None).chain(fed.iter().map(Some));
+        let payloads: usize = befores.zip(&fed).filter_map(is_next_event).sum();
+        Group { bytes: payloads + FED_BYTES * fed.len(), fed }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    bytes: AtomicUsize,
+    has_overflowed: AtomicBool,
 }
 
 impl Feed {
     /// What came next, or `None` once the store is closed.
     pub async fn next(&mut self) -> Option<Vec<Fed>> {
-        self.inbox.recv().await
+        let Group { fed, bytes } = self.inbox.recv().await?;
+        self.waiting.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        Some(fed)
     }
 
     /// Whether something was left out since this was last asked: sweep.
     pub fn has_overflowed(&self) -> bool {
-        self.overflow.swap(false, Ordering::Relaxed)
+        self.waiting.has_overflowed.swap(false, Ordering::Relaxed)
     }
 }
 
@@ -48,16 +76,16 @@ pub(crate) struct Feeder(parking_lot::Mutex<Option<Listener>>);
 
 #[derive(Debug)]
 struct Listener {
-    outbox: mpsc::Sender<Vec<Fed>>,
-    overflow: Arc<AtomicBool>,
+    outbox: mpsc::UnboundedSender<Group>,
+    waiting: Arc<Waiting>,
 }
 
 impl Feeder {
     pub(crate) fn subscribe(&self) -> Feed {
-        let (outbox, inbox) = mpsc::channel(FEED_MAX / 64);
-        let overflow = Arc::new(AtomicBool::new(false));
-        *self.0.lock() = Some(Listener { outbox, overflow: Arc::clone(&overflow) });
-        Feed { inbox, overflow }
+        let (outbox, inbox) = mpsc::unbounded_channel();
+        let waiting: Arc<Waiting> = Arc::default();
+        *self.0.lock() = Some(Listener { outbox, waiting: Arc::clone(&waiting) });
+        Feed { inbox, waiting }
     }
 
     pub(crate) fn tell(&self, fed: Vec<Fed>) {
@@ -65,18 +93,23 @@ impl Feeder {
             return;
         }
         let mut listener = self.0.lock();
-        let Some(Listener { outbox, overflow }) = listener.as_ref() else { return };
-        match outbox.try_send(fed) {
-            Ok(()) => {}
-            Err(mpsc::error::TrySendError::Full(_)) => overflow.store(true, Ordering::Relaxed),
-            Err(mpsc::error::TrySendError::Closed(_)) => *listener = None,
+        let Some(Listener { outbox, waiting }) = listener.as_ref() else { return };
+        let group = Group::new(fed);
+        let bytes = group.bytes;
+        let before = waiting.bytes.fetch_add(bytes, Ordering::Relaxed);
+        // One alone always fits: a group is bounded by who writes it.
+        if before > 0 && before + bytes > FEED_BYTES_MAX {
+            waiting.bytes.fetch_sub(bytes, Ordering::Relaxed);
+            waiting.has_overflowed.store(true, Ordering::Relaxed);
+        } else if outbox.send(group).is_err() {
+            *listener = None;
         }
     }
 
     /// Something was committed that could not be told.
     pub(crate) fn has_left_something_out(&self) {
         if let Some(listener) = self.0.lock().as_ref() {
-            listener.overflow.store(true, Ordering::Relaxed);
+            listener.waiting.has_overflowed.store(true, Ordering::Relaxed);
         }
     }
 

@@ -8,6 +8,11 @@ use super::{SMALL, Sqlite, row};
 use crate::columns::{signed, unsigned};
 use crate::{Claimed, Command, Commanded, Error, HandedOver, LaneShown, LeaveAlone, NodeId, PARTITIONS, Partition, Refusal};
 
+/// In this order, which a plain join would turn round: few were handed over, and a great many may wait.
+pub(super) const SELECT_LEFT_ALONE: &str =
+    "SELECT h.until_ms, d.endpoint, d.id, d.seq, d.ordering_key FROM handed_over h CROSS JOIN deliveries d ON d.seq = h.delivery_seq
+     WHERE h.until_ms > ?1 AND d.status = 'waiting'";
+
 impl Sqlite {
     pub(super) fn set_node(&self, node: NodeId) {
         *self.0.node.lock() = Some(node);
@@ -24,10 +29,7 @@ impl Sqlite {
         let now = self.clock_now();
         let leave_alone = self
             .read(move |connection| {
-                let mut select = connection.prepare_cached(
-                    "SELECT h.until_ms, d.endpoint, d.id, d.seq, d.ordering_key FROM handed_over h
-                     JOIN deliveries d ON d.seq = h.delivery_seq WHERE h.until_ms > ?1 AND d.status = 'waiting'",
-                )?;
+                let mut select = connection.prepare_cached(SELECT_LEFT_ALONE)?;
                 row::all(select.query([now.as_millis()])?, |row| {
                     Ok(LeaveAlone {
                         endpoint: EndpointId::from_bytes(row::column(row, "endpoint")?),

@@ -282,16 +282,9 @@ mod tests {
     fn what_is_overdue_is_found_without_reading_the_backlog() {
         let mut connection = Connection::open_in_memory().expect("a database");
         super::super::migrations::run(&mut connection).expect("a schema");
-        let plan = |sql: &str| -> Vec<String> {
-            let mut explained = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).expect("a statement");
-            // What its parameters are makes no difference, as long as there are as many.
-            let unbound = rusqlite::params_from_iter(vec![None::<i64>; explained.parameter_count()]);
-            let words = explained.query_map(unbound, |row| row.get("detail")).expect("a plan");
-            words.collect::<Result<_, _>>().expect("words")
-        };
         let selects = lanes::QUEUES.iter().map(select_of_deleted).chain([SELECT_STALE.to_owned()]);
         for select in selects {
-            let steps = plan(&select);
+            let steps = row::plan(&connection, &select);
             assert!(steps.iter().any(|step| step.starts_with("SEARCH d USING INDEX")), "{select}\n{steps:?}");
         }
     }

@@ -25,8 +25,7 @@ impl Sqlite {
     pub(super) async fn sweep(&self, after: Seq) -> Result<Swept, Error> {
         self.read(move |connection| {
             let highest = last_seq(connection)?;
-            let mut select =
-                connection.prepare_cached("SELECT DISTINCT endpoint FROM deliveries WHERE seq > ?1 AND status = 'waiting'")?;
+            let mut select = connection.prepare_cached(SELECT_SWEPT)?;
             let endpoints =
                 row::all(select.query([signed(after)])?, |row| Ok(EndpointId::from_bytes(row::column(row, "endpoint")?)))?;
             Ok(Swept { endpoints, highest })
@@ -104,10 +103,7 @@ pub(super) fn with_work(connection: &Connection, after: Option<EndpointId>, rows
     while found.len() < rows_max {
         let mut next: Option<[u8; 16]> = None;
         for queue in QUEUES {
-            let select = format!(
-                "SELECT endpoint FROM deliveries INDEXED BY {} WHERE {} AND endpoint > ?1 ORDER BY endpoint LIMIT 1",
-                queue.index, queue.predicate
-            );
+            let select = select_next(&queue);
             let first: Option<[u8; 16]> =
                 row::first(connection.prepare_cached(&select)?.query([&after])?, |row| row::column(row, "endpoint"))?;
             next = next.into_iter().chain(first).min();
@@ -119,6 +115,14 @@ pub(super) fn with_work(connection: &Connection, after: Option<EndpointId>, rows
     Ok(found)
 }
 
+/// The next endpoint with something in that queue.
+fn select_next(queue: &Queue) -> String {
+    format!(
+        "SELECT endpoint FROM deliveries INDEXED BY {} WHERE {} AND endpoint > ?1 ORDER BY endpoint LIMIT 1",
+        queue.index, queue.predicate
+    )
+}
+
 pub(super) fn lane(connection: &Connection, endpoint: EndpointId) -> Result<Option<LaneState>, Error> {
     let mut select = connection.prepare_cached("SELECT document FROM lanes WHERE endpoint = ?1")?;
     row::first(select.query([endpoint.to_bytes()])?, |row| {
@@ -126,6 +130,9 @@ pub(super) fn lane(connection: &Connection, endpoint: EndpointId) -> Result<Opti
         Ok(LaneState { memory, timeout })
     })
 }
+
+/// By row, of which few are behind this one, and not by endpoint, which would spare a sort and read all that there are.
+const SELECT_SWEPT: &str = "SELECT DISTINCT endpoint FROM deliveries NOT INDEXED WHERE seq > ?1 AND status = 'waiting'";
 
 /// The three queues of a lane.
 pub(super) struct Queue {
@@ -372,4 +379,25 @@ fn restamp(
         }
     }
     Ok(rows.last().filter(|_| rows.len() >= rows_max).map(|(seq, _)| unsigned(*seq)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sqlite::cluster::SELECT_LEFT_ALONE;
+    use crate::sqlite::migrations;
+
+    /// What is asked at a start, or again and again, goes straight to its rows, however many wait.
+    #[test]
+    fn nothing_that_an_owner_asks_reads_the_backlog() {
+        let mut connection = Connection::open_in_memory().expect("a database");
+        migrations::run(&mut connection).expect("a schema");
+        let queues = QUEUES.iter().map(select_next);
+        let others = [SELECT_LEFT_ALONE, SELECT_SWEPT, SELECT_FRESH, SELECT_LATER, SELECT_HEAD, SELECT_HEADS].map(str::to_owned);
+        for select in queues.chain(others) {
+            let steps = row::plan(&connection, &select);
+            assert!(!steps.iter().any(|step| step.starts_with("SCAN d")), "{select}\n{steps:?}");
+            assert!(steps.iter().any(|step| step.starts_with("SEARCH d")), "{select}\n{steps:?}");
+        }
+    }
 }

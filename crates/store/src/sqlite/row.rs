@@ -87,3 +87,13 @@ pub(super) fn all<T>(mut rows: rusqlite::Rows<'_>, mut read: impl FnMut(&Row<'_>
 pub(super) fn first<T>(mut rows: rusqlite::Rows<'_>, read: impl FnOnce(&Row<'_>) -> Result<T, Error>) -> Result<Option<T>, Error> {
     rows.next()?.map(read).transpose()
 }
+
+/// How SQLite would go about it, step by step.
+#[cfg(test)]
+pub(super) fn plan(connection: &rusqlite::Connection, sql: &str) -> Vec<String> {
+    let mut explained = connection.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).expect("a statement");
+    // What its parameters are makes no difference, as long as there are as many.
+    let unbound = rusqlite::params_from_iter(vec![None::<i64>; explained.parameter_count()]);
+    let words = explained.query_map(unbound, |row| row.get("detail")).expect("a plan");
+    words.collect::<Result<_, _>>().expect("words")
+}

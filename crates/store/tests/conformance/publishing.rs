@@ -29,6 +29,7 @@ crate::conform! {
     a_key_is_forgotten_after_its_time
     an_endpoint_that_was_answered_is_seen_by_the_next_publish
     what_was_published_comes_by_the_feed_with_its_body
+    a_feed_that_nobody_reads_keeps_no_more_than_so_much_and_says_so
     many_callers_at_once_all_get_their_own_answers
     urgent_types_and_quiet_ones_are_stamped_with_their_class
 }
@@ -235,6 +236,38 @@ async fn what_was_published_comes_by_the_feed_with_its_body(world: World) {
     assert!(feed.next().await.is_none(), "nothing more will come");
     let late = world.store.publish(vec![new_event(world.event("acme", "order.paid"))]).await;
     assert!(matches!(late, Err(Error::Unavailable(_))), "and nothing more is taken");
+}
+
+async fn a_feed_that_nobody_reads_keeps_no_more_than_so_much_and_says_so(world: World) {
+    const PAYLOAD_BYTES: usize = 1024 * 1024;
+    world.endpoint("acme").await;
+    let mut feed = world.store.feed();
+    let large = || {
+        let data = Data::parse(&format!("\"{}\"", "x".repeat(PAYLOAD_BYTES))).unwrap();
+        Event { data, ..world.event("acme", "order.paid") }
+    };
+    for _ in 0..20 {
+        world.publish(large()).await;
+    }
+    assert!(feed.has_overflowed(), "20 MiB");
+    let small = world.event("acme", "order.paid");
+    world.publish(small.clone()).await;
+    let mut bytes = 0;
+    let next = loop {
+        let came = feed.next().await.unwrap().remove(0);
+        if came.event.id == small.id {
+            break came;
+        }
+        bytes += came.event.data.as_str().len();
+    };
+    assert!((8 * PAYLOAD_BYTES..=16 * PAYLOAD_BYTES).contains(&bytes), "{bytes}");
+    assert_eq!(next.event.as_ref(), &small, "what came when there was room");
+    assert!(!feed.has_overflowed(), "said once");
+    for _ in 0..15 {
+        world.publish(large()).await;
+        feed.next().await.unwrap();
+    }
+    assert!(!feed.has_overflowed(), "what was read makes room");
 }
 
 async fn many_callers_at_once_all_get_their_own_answers(world: World) {
