@@ -12,6 +12,7 @@ use bytes::BytesMut;
 use http::StatusCode;
 use posthaste_core::event::Event;
 use posthaste_core::trace::TraceContext;
+use posthaste_store::catalogue::Catalogue;
 use posthaste_store::{NewEvent, Published as Stored};
 use serde::Serialize;
 
@@ -19,7 +20,6 @@ use utoipa::ToSchema;
 
 use crate::body::{self, MediaType};
 use crate::call::{Call, answer};
-use crate::catalogue::Catalogue;
 use crate::events::{NewEventBody, Published, check_tenant, commit};
 use crate::problem::Problem;
 use crate::traced::{self, Began};

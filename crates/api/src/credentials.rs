@@ -21,9 +21,6 @@ use crate::App;
 use crate::portal;
 use crate::problem::Problem;
 
-/// Whoever may not name a tenant publishes and configures here.
-pub(crate) const DEFAULT_TENANT: &str = "default";
-
 /// Who is calling.
 #[derive(Clone, Debug)]
 pub(crate) struct Caller {
@@ -106,7 +103,7 @@ impl Caller {
     pub(crate) fn tenant_for(&self, named: Option<&str>) -> Result<TenantId, Problem> {
         match (named, &self.tenant) {
             (None, Some(own)) => Ok(own.clone()),
-            (None, None) => Ok(TenantId::parse(DEFAULT_TENANT).expect("a valid name")),
+            (None, None) => Ok(TenantId::parse(posthaste_store::DEFAULT_TENANT).expect("a valid name")),
             (Some(named), own) => {
                 let named = TenantId::parse(named).map_err(|error| Problem::invalid("tenant", error))?;
                 match own {

@@ -8,6 +8,7 @@ use posthaste_core::event::EventType;
 use posthaste_core::json;
 use posthaste_core::text::Version;
 use posthaste_core::time::Timestamp;
+use posthaste_store::catalogue::{compile, validate};
 use posthaste_store::{Change, Refusal};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -15,7 +16,6 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use crate::call::{Call, List, TRIES_MAX, answer, no_content, ok, tagged, version_of, with_change};
-use crate::catalogue::{compile, validate};
 use crate::endpoints::{changed_all_the_time, refused};
 use crate::given::{Given, check_read_only};
 use crate::problem::Problem;

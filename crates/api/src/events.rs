@@ -8,23 +8,22 @@ use std::sync::Arc;
 
 use axum::response::Response;
 use http::StatusCode;
-use posthaste_core::event::{Data, Event, EventType, Timing, TimingError};
+use posthaste_core::event::{Event, EventType};
 use posthaste_core::id::{EventId, TenantId};
-use posthaste_core::text::{IdempotencyKey, Label, Labels, OrderingKey, TextError, Version};
+use posthaste_core::text::IdempotencyKey;
 use posthaste_core::time::Timestamp;
 use posthaste_core::trace::TraceContext;
+use posthaste_store::catalogue::Catalogue;
 use posthaste_store::{
-    Command, Commanded, Cursor, DeliveryQuery, Error, EventQuery, EventRow, NewEvent, Page, Published as Stored, StatusFilter,
-    partition_of,
+    Command, Commanded, Cursor, DeliveryQuery, Draft, Error, EventQuery, EventRow, NewEvent, Page, Published as Stored,
+    StatusFilter, partition_of,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
 use crate::App;
 use crate::call::{Call, List, answer, no_content, ok};
-use crate::catalogue::Catalogue;
 use crate::credentials::Caller;
 use crate::deliveries::Surroundings;
 use crate::problem::Problem;
@@ -172,10 +171,7 @@ pub(crate) async fn commit(app: &App, events: Vec<NewEvent>, began: Began) -> Re
 
 /// Where tenants have to be made first, this one has to be there.
 pub(crate) async fn check_tenant(app: &App, tenant: &TenantId) -> Result<(), Problem> {
-    if app.options.strict_tenants && app.store.tenant(tenant.clone()).await?.is_none() {
-        return Err(Problem::invalid("tenant", "there is no such tenant"));
-    }
-    Ok(())
+    Ok(posthaste_store::check_tenant(app.store.as_ref(), app.options.strict_tenants, tenant).await??)
 }
 
 impl Published {
@@ -210,86 +206,33 @@ impl NewEventBody<'_> {
         key: Option<IdempotencyKey>,
         trace: Option<Box<TraceContext>>,
     ) -> Result<NewEvent, Problem> {
-        let at = |field: &'static str| move |error: TextError| Problem::invalid(field, error);
-        let accepted_at = app.store.now();
         let idempotency_key = match (self.idempotency_key.as_deref(), key) {
             (None, key) => key,
-            (Some(text), None) => Some(IdempotencyKey::parse(text).map_err(at("idempotency_key"))?),
+            (Some(text), None) => Some(IdempotencyKey::parse(text).map_err(|error| Problem::invalid("idempotency_key", error))?),
             (Some(text), Some(key)) if key.as_str() == text => Some(key),
             (Some(_), Some(_)) => {
                 return Err(Problem::invalid("idempotency_key", "differs from the one in the Idempotency-Key header"));
             }
         };
-        let (deliver_at, expires_at) =
-            (time("deliver_at", self.deliver_at.as_deref())?, time("expires_at", self.expires_at.as_deref())?);
-        let timing = Timing::new(accepted_at, deliver_at, expires_at).map_err(|error| {
-            let field = match error {
-                TimingError::TooFarAhead => "deliver_at",
-                TimingError::Expired | TimingError::ExpiresBeforeDelivery => "expires_at",
-            };
-            Problem::invalid(field, error)
-        })?;
-        let event = Event {
-            id: match self.id.as_deref() {
-                Some(id) => EventId::parse(id).map_err(at("id"))?,
-                None => EventId::from_unique(app.store.unique()),
-            },
+        let accepted_at = app.store.now();
+        let draft = Draft {
+            event_type: &self.event_type,
+            data: self.data.get(),
             tenant: caller.tenant_for(self.tenant.as_deref())?,
-            event_type: EventType::parse(&self.event_type).map_err(at("type"))?,
-            version: self.version.as_deref().map(Version::parse).transpose().map_err(at("version"))?,
-            timestamp: time("timestamp", self.timestamp.as_deref())?.unwrap_or(accepted_at),
-            accepted_at,
-            data: Data::parse(self.data.get()).map_err(|error| Problem::invalid("data", error))?,
-            labels: self.labels()?,
+            id: self.id.as_deref(),
+            version: self.version.as_deref(),
+            timestamp: time("timestamp", self.timestamp.as_deref())?,
             idempotency_key,
-            ordering_key: self.ordering_key.as_deref().map(OrderingKey::parse).transpose().map_err(at("ordering_key"))?,
-            timing,
+            ordering_key: self.ordering_key.as_deref(),
+            deliver_at: time("deliver_at", self.deliver_at.as_deref())?,
+            expires_at: time("expires_at", self.expires_at.as_deref())?,
+            labels: self.labels.as_deref().unwrap_or_default(),
             trace,
+            written_at: accepted_at,
         };
-        catalogue.check(&event)?;
-        let is_id_chosen = self.id.is_some();
-        let is_remembered = is_id_chosen || event.idempotency_key.is_some();
-        // Of what nobody can repeat, nothing is compared.
-        let fingerprint = if is_remembered { self.fingerprint(&event) } else { [0; 32] };
-        let resolved = traced::mark(app, &event);
-        Ok(NewEvent { event: Arc::new(event), is_id_chosen, fingerprint, resolved })
-    }
-
-    fn labels(&self) -> Result<Labels, Problem> {
-        let label = |(index, text): (usize, &String)| {
-            Label::parse(text).map_err(|error| Problem::invalid(format!("labels[{index}]"), error))
-        };
-        let labels = self.labels.iter().flatten().enumerate().map(label).collect::<Result<_, _>>()?;
-        Labels::new(labels).map_err(|error| Problem::invalid("labels", error))
-    }
-
-    /// Of all that was given but the id and the key; a time that was not given is not ours to compare.
-    fn fingerprint(&self, event: &Event) -> [u8; 32] {
-        let mut hash = Sha256::new();
-        let mut add = |name: &str, value: Option<&[u8]>| {
-            hash.update(name.as_bytes());
-            match value {
-                None => hash.update([0]),
-                Some(value) => {
-                    hash.update([1]);
-                    hash.update((value.len() as u64).to_be_bytes());
-                    hash.update(value);
-                }
-            }
-        };
-        let given = self.timestamp.as_ref().map(|_| event.timestamp);
-        let millis = |at: Option<Timestamp>| at.map(|at| at.as_millis().to_be_bytes());
-        add("type", Some(event.event_type.as_str().as_bytes()));
-        add("version", self.version.as_deref().map(str::as_bytes));
-        add("timestamp", millis(given).as_ref().map(<[u8; 8]>::as_slice));
-        add("deliver_at", millis(event.timing.deliver_at()).as_ref().map(<[u8; 8]>::as_slice));
-        add("expires_at", millis(event.timing.expires_at()).as_ref().map(<[u8; 8]>::as_slice));
-        add("ordering_key", self.ordering_key.as_deref().map(str::as_bytes));
-        for label in event.labels.iter() {
-            add("label", Some(label.as_str().as_bytes()));
-        }
-        add("data", Some(self.data.get().as_bytes()));
-        hash.finalize().into()
+        let mut new = draft.accept(catalogue, accepted_at, || app.store.unique())?;
+        new.resolved = traced::mark(app, &new.event);
+        Ok(new)
     }
 }
 

@@ -2,13 +2,13 @@
 
 use axum::response::Response;
 use posthaste_core::filter::Subject;
+use posthaste_store::catalogue::Catalogue;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use crate::body;
 use crate::call::{Call, ok};
-use crate::catalogue::Catalogue;
 use crate::endpoints::read_filter;
 use crate::events::NewEventBody;
 use crate::problem::Problem;

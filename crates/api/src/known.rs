@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
+use posthaste_store::catalogue::Catalogue;
 use posthaste_store::{Key, KeyHash, Store};
 use subtle::ConstantTimeEq;
 
-use crate::catalogue::Catalogue;
 use crate::credentials::Caller;
 use crate::problem::Problem;
 

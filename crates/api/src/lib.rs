@@ -8,7 +8,6 @@ mod backlog;
 mod batch;
 mod body;
 mod call;
-mod catalogue;
 mod cluster;
 mod credentials;
 mod cursor;

@@ -11,7 +11,7 @@ use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
-use posthaste_store::Error;
+use posthaste_store::{Error, Refused};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -66,7 +66,10 @@ impl Problem {
 
     /// Read, and not acceptable because of this field.
     pub(crate) fn invalid(field: impl Into<String>, message: impl Display) -> Problem {
-        let (field, message) = (field.into(), message.to_string());
+        Problem::not_acceptable(field.into(), message.to_string())
+    }
+
+    fn not_acceptable(field: String, message: String) -> Problem {
         let detail = if field.is_empty() { message.clone() } else { format!("{field}: {message}") };
         let errors = vec![FieldError { field, message }];
         let status = StatusCode::UNPROCESSABLE_ENTITY;
@@ -166,6 +169,13 @@ impl Problem {
 }
 
 /// What the store says is never the caller's fault.
+/// Parsed, and not acceptable.
+impl From<Refused> for Problem {
+    fn from(refused: Refused) -> Problem {
+        Problem::not_acceptable(refused.field, refused.message)
+    }
+}
+
 impl From<Error> for Problem {
     fn from(error: Error) -> Problem {
         let cause = std::error::Error::source(&error).map(ToString::to_string);

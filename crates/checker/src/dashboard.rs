@@ -29,7 +29,12 @@ pub async fn run(binary: &Path, seed: u64, dashboard: &Path, rules: &Path) -> an
     }
     let mut world = World::new(binary, seed).await?;
     world.program.set("--retry-max-attempts", "3");
+    // Some is shown only where there is an outbox.
+    let application = posthaste_testpg::Server::start();
+    install_outbox(binary, &application)?;
+    world.program.set("--outbox", &application.url());
     world.start(&[]).await?;
+    application.psql("SELECT posthaste_publish('order.made', '{}', 't0') FROM generate_series(1, 100)");
     world.furnish().await?;
     world.furnish_holds().await?;
     let prometheus = Prometheus::start(&world, rules)?;
@@ -55,6 +60,14 @@ pub async fn run(binary: &Path, seed: u64, dashboard: &Path, rules: &Path) -> an
     drop(prometheus);
     world.kill()?;
     Ok(Report { queries: queries.len(), rules, failed })
+}
+
+fn install_outbox(binary: &Path, application: &posthaste_testpg::Server) -> anyhow::Result<()> {
+    let installed = Command::new(binary).args(["outbox", "install", "--database-url", &application.url()]).output()?;
+    if !installed.status.success() {
+        bail!("the outbox cannot be installed: {}", String::from_utf8_lossy(&installed.stderr));
+    }
+    Ok(())
 }
 
 /// Some that died are sent again, so that this is counted, too.

@@ -9,6 +9,7 @@ mod count;
 mod deliveries;
 mod liveness;
 mod note;
+mod outbox;
 mod page;
 mod process;
 mod publishing;
@@ -24,6 +25,7 @@ pub use count::{Counter, Histogram};
 pub use deliveries::Deliveries;
 pub use liveness::{Liveness, Trouble};
 pub use note::{Attempt, CircuitChange, EndpointStatus, Note};
+pub use outbox::Outbox;
 pub use page::{Family, Format, Kind, Labels, Page};
 pub use publishing::Publishing;
 pub use ranked::{Counts, Ranked};
@@ -55,6 +57,7 @@ struct Inner {
     deliveries: Deliveries,
     backlog: Backlog,
     liveness: Liveness,
+    outbox: Outbox,
     gathered: Mutex<Vec<Gather>>,
     version: &'static str,
 }
@@ -66,6 +69,7 @@ impl Metrics {
             deliveries: Deliveries::new(&limits),
             backlog: Backlog::default(),
             liveness: Liveness::new(),
+            outbox: Outbox::default(),
             gathered: Mutex::new(Vec::new()),
             version,
         }))
@@ -87,6 +91,10 @@ impl Metrics {
         &self.0.liveness
     }
 
+    pub fn outbox(&self) -> &Outbox {
+        &self.0.outbox
+    }
+
     /// Has this asked whenever somebody asks for the page.
     pub fn gather(&self, part: impl Fn(&mut Page) + Send + Sync + 'static) {
         self.0.gathered.lock().push(Box::new(part));
@@ -99,6 +107,7 @@ impl Metrics {
         self.0.deliveries.show(&mut page);
         self.0.backlog.show(&mut page);
         self.0.liveness.show(&mut page);
+        self.0.outbox.show(&mut page);
         for part in self.0.gathered.lock().iter() {
             part(&mut page);
         }

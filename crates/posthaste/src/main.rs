@@ -8,6 +8,7 @@ mod descriptors;
 mod doctor;
 mod keys;
 mod log;
+mod outbox;
 mod scratch;
 mod serve;
 mod settings;
@@ -45,6 +46,8 @@ enum Command {
     /// A part of `bench`, which starts it
     #[command(hide = true)]
     BenchPart(bench::BenchPart),
+    /// The outbox in an application's own database: install it there, remove it, see what waits in it
+    Outbox(outbox::OutboxCommand),
     /// Say what is wrong with an installation, and what to do about it. Changes nothing, also while the server runs
     ///
     /// Takes the flags of `serve`, and reads the same variables and file. Exit code 1 if something is wrong.
@@ -72,6 +75,10 @@ fn main() -> ExitCode {
             ended(bench::run(*bench))
         }
         Command::BenchPart(part) => ended(bench::run_part(part)),
+        Command::Outbox(command) => {
+            log_quietly();
+            ended(runtime().and_then(|runtime| runtime.block_on(outbox::run(&command))))
+        }
         Command::Doctor(doctor) => doctor::run(&doctor),
         Command::Client(command) => client::run(*command),
         Command::Verify(verify) => client::verify(&verify),

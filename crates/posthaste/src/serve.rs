@@ -113,7 +113,7 @@ pub(crate) struct Server {
 impl Server {
     /// Everything that can be refused is refused before the port is bound.
     pub(crate) async fn start(settings: &Settings, logs: Option<&Logs>) -> anyhow::Result<Server> {
-        refuse_what_is_not_there_yet(settings)?;
+        let relay = relay_options(settings)?;
         let directory = DataDirectory::open(&settings.data_dir)?;
         let (admin_key, new_admin_key) = if let Some(key) = &settings.admin_key {
             (key.clone(), None)
@@ -171,6 +171,10 @@ impl Server {
             let engine = posthaste_engine::run(Arc::clone(&store), client, options, told(stopped.clone()));
             tasks.push(tokio::spawn(engine));
         }
+        if let Some(options) = relay {
+            let options = posthaste_relay::Options { metrics: metrics.clone(), traces: traces.clone(), ..options };
+            tasks.push(tokio::spawn(posthaste_relay::run(Arc::clone(&store), options, told(stopped.clone()))));
+        }
         let router = if settings.has_role(Role::Api) {
             let options =
                 posthaste_api::Options { metrics: metrics.clone(), traces, ..api_options(settings, address, &master_key) };
@@ -223,13 +227,6 @@ impl Server {
         closed.map_err(plainly)?;
         if has_panicked { Err(anyhow!("a part of the server did not end well; see the log")) } else { Ok(()) }
     }
-}
-
-/// Accepted, checked and shown, but no part of this version can do it: ignoring it would be worse than refusing.
-pub(crate) fn refuse_what_is_not_there_yet(settings: &Settings) -> anyhow::Result<()> {
-    let absent = [(settings.outbox.is_some() || settings.role.contains(&Role::Relay), "outbox, --role relay")];
-    let asked: Vec<&str> = absent.iter().filter(|(is_asked, _)| *is_asked).map(|(_, name)| *name).collect();
-    if asked.is_empty() { Ok(()) } else { bail!("this version of Posthaste does not have: {}", asked.join("; ")) }
 }
 
 /// The store, where it is in words, the key that seals its secrets, and what counts its commits.
@@ -313,6 +310,27 @@ fn notify_options(settings: &Settings) -> posthaste_notify::Options {
         metrics: None,
         traces: None,
     }
+}
+
+/// Whose outbox this process relays, if anybody's: the one that was named, or the one in our own database, should there be one.
+fn relay_options(settings: &Settings) -> anyhow::Result<Option<posthaste_relay::Options>> {
+    let Some((url, is_certain)) = outbox_url(settings) else { return Ok(None) };
+    posthaste_relay::check_url(&url.0).map_err(|trouble| plainly(format!("the outbox cannot be relayed: {trouble}")))?;
+    Ok(Some(posthaste_relay::Options {
+        is_certain,
+        strict_tenants: settings.strict_tenants,
+        payload_bytes_max: settings.payload_bytes_max,
+        ..posthaste_relay::Options::new(&url.0)
+    }))
+}
+
+/// And whether somebody has said that there is an outbox.
+pub(crate) fn outbox_url(settings: &Settings) -> Option<(&SecretText, bool)> {
+    if !settings.has_role(Role::Relay) {
+        return None;
+    }
+    let named = settings.outbox.as_ref().map(|url| (url, true));
+    named.or_else(|| settings.database_url.as_ref().map(|url| (url, false)))
 }
 
 /// Who is told of some events, if anybody is.

@@ -67,7 +67,7 @@ settings! {
         data_dir: PathBuf = path(), "./posthaste-data", "Where the database and the keys are kept";
         database_url: Option<SecretText> = optional(database_address()), "", "PostgreSQL, for many nodes; SQLite in the data directory unless set";
         role: Vec<Role> = list(one_of(&ROLES)), "all", "What this process does: all, or some of api, deliver, relay (with PostgreSQL)";
-        outbox: Option<SecretText> = optional(database_address()), "", "The application's database whose outbox is relayed";
+        outbox: Option<SecretText> = optional(database_address()), "", "The application's database whose outbox is relayed; looked for in `database_url` unless set";
         connections_max: usize = number(16, 1_000_000), "4096", "Open connections to the API; further callers are told to come back";
         header_timeout_ms: u64 = number(1_000, 600_000), "30000", "How long a caller may take over the head of a request";
         strict_tenants: bool = boolean(), "false", "Refuse tenants that nobody has made";

@@ -279,6 +279,9 @@ async fn metrics_have_an_address_of_their_own_and_both_formats() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_metric_that_a_rule_or_the_dashboard_asks_for_is_on_the_page_and_every_runbook_is_there() {
     let mut world = world(10).await;
+    // Some are shown only where there is an outbox.
+    let postgres = posthaste_testpg::Server::start();
+    world.program.set("--outbox", &postgres.url());
     world.start(&[]).await.unwrap();
     // The loop has looked over its lanes once.
     wait_for(&mut world.caller(), "the backlog is looked over", |scraped| scraped.sum("posthaste_partitions") > 0).await;

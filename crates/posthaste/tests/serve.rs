@@ -119,9 +119,10 @@ fn i39_a_database_that_is_damaged_or_without_its_key_is_refused() {
 }
 
 #[test]
-fn what_is_set_and_not_there_is_refused_rather_than_ignored() {
+fn an_outbox_that_could_never_be_relayed_is_refused_rather_than_ignored() {
     let directory = Directory::new("absent");
-    refused(&serve(&directory, &["--outbox", "postgres://app@127.0.0.1/app"]), "does not have: outbox");
+    refused(&serve(&directory, &["--outbox", "postgres://app:canary@127.0.0.1/app?sslmode=require"]), "cannot speak TLS");
+    refused(&serve(&directory, &["--outbox", "postgres://app:canary@127.0.0.1:port/app"]), "the outbox cannot be relayed");
 }
 
 #[test]

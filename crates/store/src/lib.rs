@@ -6,7 +6,9 @@
 //! [`Store`] is kept by two databases: SQLite in a directory of its own, and PostgreSQL for many nodes. Both pass the same
 //! suite (`tests/conformance`), so that nobody has to know which it is.
 
+mod accepting;
 mod backlog;
+pub mod catalogue;
 mod clock;
 mod cluster;
 mod columns;
@@ -36,11 +38,12 @@ use std::future::Future;
 use std::pin::Pin;
 use std::time::Duration;
 
-use posthaste_core::catalogue;
+use posthaste_core::catalogue::Entry;
 use posthaste_core::id::{DeliveryId, EndpointId, EventId, KeyId, ReplayId, TenantId, Unique};
 use posthaste_core::scheduler::{Seq, Want};
 use posthaste_core::time::Timestamp;
 
+pub use accepting::{DEFAULT_TENANT, Draft, Refused, check_tenant};
 pub use backlog::{Backlog, BacklogQuery, LaneBacklog, Waiting, Whose};
 pub use cluster::{Claimed, Epoch, HandedOver, LEASE, LeaveAlone, NodeId, PARTITIONS, Partition, partition_of};
 pub use commands::{Asked, COMMAND_MAX, Command, Commanded, Commands};
@@ -57,7 +60,7 @@ pub use feed::{Fed, Feed};
 pub use history::{Cursor, DeliveryQuery, DeliveryRow, EventQuery, EventRow, MadeAfter, Page, StatusFilter};
 pub use housekeeping::{Housekeeping, Overdue, OverdueReason, SweptAway};
 pub use options::Options;
-pub use postgres::Postgres;
+pub use postgres::{Postgres, read_url as read_postgres_url, sentence as postgres_sentence};
 pub use publishing::{NewEvent, Published};
 pub use replays::{NewReplay, ReplayFilter, ReplayRow, ReplayState};
 pub use sealed::{Keyring, MasterKey, MasterKeyError};
@@ -97,7 +100,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// In the order of their ids.
     fn tenants(&self, after: Option<TenantId>, limit: usize) -> Answer<'_, Vec<StoredTenant>>;
     /// The whole catalogue, in the order of names.
-    fn event_types(&self) -> Answer<'_, Vec<catalogue::Entry>>;
+    fn event_types(&self) -> Answer<'_, Vec<Entry>>;
     /// By what a caller has shown. Revoked and expired ones are not found.
     fn key(&self, hash: KeyHash) -> Answer<'_, Option<Key>>;
     /// Newest first; revoked and expired ones too.

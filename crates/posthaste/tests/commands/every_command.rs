@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::server::{BINARY, Receiver, Server, run, tomorrow};
 
 /// Not clients of the API, and tested where they belong.
-const OTHERS: [&str; 8] = ["serve", "demo", "bench", "doctor", "verify", "openapi", "completions", "help"];
+const OTHERS: [&str; 9] = ["serve", "demo", "bench", "outbox", "doctor", "verify", "openapi", "completions", "help"];
 
 /// The commands below this one, as its help lists them.
 fn listed(command: &[&str]) -> Vec<String> {

@@ -123,7 +123,7 @@ impl Problem {
 }
 
 /// What PostgreSQL says, with what lies behind it: by itself it says `db error`.
-fn sentence(error: &tokio_postgres::Error) -> String {
+pub fn sentence(error: &tokio_postgres::Error) -> String {
     let mut text =
         error.as_db_error().map_or_else(|| error.to_string(), |error| format!("{} ({})", error.message(), error.code().code()));
     let mut cause = error.source().filter(|_| error.as_db_error().is_none());
@@ -259,7 +259,8 @@ fn no_connection(error: PoolError) -> Problem {
     Error::unavailable(why).into()
 }
 
-pub(super) fn read_url(url: &str) -> Result<Config, Error> {
+/// How to connect to what a URL names, as carefully as the store does.
+pub fn read_url(url: &str) -> Result<Config, Error> {
     let without_tls = || {
         Error::Unusable(
             "this version of Posthaste cannot speak TLS with PostgreSQL: leave sslmode out of the database URL, and keep the \

@@ -36,6 +36,7 @@ use crate::{Error, Options};
 use clock::DatabaseClock;
 use committer::Committer;
 use connection::{Connection, Connections, Problem, Use};
+pub use connection::{read_url, sentence};
 use events::Publishing;
 use in_flight::InFlight;
 use lanes::Recording;
