@@ -291,7 +291,7 @@ mod tests {
         }
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn callers_that_arrive_during_a_commit_share_the_next_one_and_get_their_own_answers() {
         let numbers = Arc::new(Numbers { groups: Mutex::default() });
         let committer = Arc::new(Committer::start(&numbers, 1, 1_000, &Arc::default()));
@@ -309,7 +309,7 @@ mod tests {
         assert!(matches!(committer.write(1, 1).await, Err(Error::Unavailable(_))), "closed");
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn what_waits_is_bounded() {
         let numbers = Arc::new(Numbers { groups: Mutex::default() });
         let committer = Committer::start(&numbers, 1, 10, &Arc::default());
