@@ -61,6 +61,11 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Measure how fast rows of an outbox become events, on both databases; what follows is passed on: how many rows
+    BenchRelay {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Count the instructions and allocations of a delivery, part by part, and compare them with those that are kept
     BenchInstructions {
         /// Keep what was counted, to compare with from now on
@@ -95,9 +100,10 @@ fn main() -> ExitCode {
         Task::Crash { arguments } => checker("crash", &arguments),
         Task::Soak { arguments } => checker("soak", &arguments),
         Task::BenchScheduler => simulator("scheduler", &[]),
-        Task::BenchSender { arguments } => example("posthaste-sender", &arguments),
-        Task::BenchStore { arguments } => example("posthaste-store", &arguments),
-        Task::BenchApi { arguments } => example("posthaste-api", &arguments),
+        Task::BenchSender { arguments } => bench("sender", &arguments),
+        Task::BenchStore { arguments } => bench("store", &arguments),
+        Task::BenchApi { arguments } => bench("api", &arguments),
+        Task::BenchRelay { arguments } => bench("relay", &arguments),
         Task::BenchInstructions { accept } => instructions::run(accept),
         Task::FuzzUrl { cases } => fuzz_url(cases),
         Task::FuzzApi { arguments } => fuzz_api::fuzz(&arguments),
@@ -121,8 +127,9 @@ fn fuzz_url(cases: u64) -> anyhow::Result<()> {
 }
 
 /// A crate's measurements.
-fn example(package: &str, arguments: &[String]) -> anyhow::Result<()> {
-    run(cargo(&["run", "--release", "--quiet", "--package", package, "--example", "bench", "--"]).args(arguments))
+fn bench(name: &str, arguments: &[String]) -> anyhow::Result<()> {
+    let (package, example) = (format!("posthaste-{name}"), format!("bench_{name}"));
+    run(cargo(&["run", "--release", "--quiet", "--package", &package, "--example", &example, "--"]).args(arguments))
 }
 
 fn simulator(command: &str, arguments: &[String]) -> anyhow::Result<()> {

@@ -115,6 +115,16 @@ pub enum Silence {
     Reset,
 }
 
+/// Where the time of an attempt went; `None` for what did not happen, as on a connection that was open.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Timings {
+    pub dns: Option<Duration>,
+    pub connect: Option<Duration>,
+    pub tls: Option<Duration>,
+    /// From sending to the head of the answer.
+    pub first_byte: Option<Duration>,
+}
+
 /// What to do with the delivery after one attempt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {

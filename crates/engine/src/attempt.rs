@@ -6,7 +6,7 @@
 use posthaste_core::id::AttemptId;
 use posthaste_sender::request::{self, Try};
 use posthaste_sender::{Client, MaySend, Posted};
-use posthaste_store::{AttemptRecord, Store, Timings};
+use posthaste_store::{AttemptRecord, Store};
 use posthaste_traces::Attempt as Seen;
 
 use crate::owner::Sending;
@@ -21,13 +21,12 @@ pub(crate) async fn attempt(
 ) -> Option<AttemptRecord> {
     let attempted_at = store.now();
     let posted = post(store, client, may_send, sending, seen).await?;
-    let posthaste_sender::Timings { dns, connect, tls, first_byte } = posted.timings;
     Some(AttemptRecord {
         id: AttemptId::from_unique(store.unique()),
         number: sending.number,
         outcome: posted.outcome,
         response_time: posted.response_time,
-        timings: Timings { dns, connect, tls, first_byte },
+        timings: posted.timings,
         timeout: sending.timeout,
         preview: posted.preview,
         error: posted.error,

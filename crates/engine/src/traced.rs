@@ -11,7 +11,7 @@ use http::Uri;
 use parking_lot::Mutex;
 use posthaste_core::id::AttemptId;
 use posthaste_store::{Record, Recorded, RecordedAs};
-use posthaste_traces::{self as traces, Attempt, Begun, Ended, Server, Timings, Traces};
+use posthaste_traces::{self as traces, Attempt, Begun, Ended, Server, Traces};
 
 use crate::owner::{Life, Sending};
 
@@ -80,11 +80,10 @@ impl Traced {
         let judged = |(place, record): (usize, &Record)| match &record.recorded {
             Recorded::Attempt { attempt, state, .. } => {
                 let seen = answered.attempts.remove(&attempt.id)?;
-                let posthaste_store::Timings { dns, connect, tls, first_byte } = attempt.timings;
                 let ended = Ended {
                     attempt: attempt.id,
                     outcome: attempt.outcome,
-                    timings: Timings { dns, connect, tls, first_byte },
+                    timings: attempt.timings,
                     state: *state,
                     judged: judged_at,
                     // Both are said when it is known.

@@ -36,7 +36,6 @@ use posthaste_sender::request::{self, Address, Signer, Try};
 use posthaste_sender::{Client, Options as SenderOptions, Policy, Posted};
 use posthaste_store::{
     AttemptRecord, Feed, Keyring, MasterKey, NewEvent, NodeId, Options as StoreOptions, PARTITIONS, RecordedAs, Sqlite, Store,
-    Timings,
 };
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -301,13 +300,12 @@ impl Bench {
 
     fn attempt(&self, sending: &Sending, posted: Posted) -> AttemptRecord {
         assert!(matches!(posted.outcome, Outcome::Answered { status: 200, .. }), "{posted:?}");
-        let posthaste_sender::Timings { dns, connect, tls, first_byte } = posted.timings;
         AttemptRecord {
             id: AttemptId::from_unique(self.store.unique()),
             number: sending.number,
             outcome: posted.outcome,
             response_time: posted.response_time,
-            timings: Timings { dns, connect, tls, first_byte },
+            timings: posted.timings,
             timeout: sending.timeout,
             preview: posted.preview,
             error: posted.error,

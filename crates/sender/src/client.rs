@@ -11,7 +11,7 @@ use http::header::RETRY_AFTER;
 use http::{Request, Response};
 use http_body_util::Full;
 use hyper::body::Incoming;
-use posthaste_core::delivery::{NoConnection, Outcome, Silence};
+use posthaste_core::delivery::{NoConnection, Outcome, Silence, Timings};
 use posthaste_core::destination::{Destination, Policy};
 use posthaste_core::retry_after;
 use posthaste_core::time::Timestamp;
@@ -54,16 +54,6 @@ impl Posted {
     pub fn blocked(rule: impl Into<String>) -> Posted {
         failed(Failure { outcome: Outcome::Blocked, error: rule.into() }, Duration::ZERO, Timings::default())
     }
-}
-
-/// Where the time went; `None` for what did not happen, as on a connection that was open.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Timings {
-    pub dns: Option<Duration>,
-    pub connect: Option<Duration>,
-    pub tls: Option<Duration>,
-    /// From sending to the head of the answer.
-    pub first_byte: Option<Duration>,
 }
 
 /// That a connection came about.

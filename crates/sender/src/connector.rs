@@ -10,13 +10,12 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use posthaste_core::delivery::{NoConnection, Outcome};
+use posthaste_core::delivery::{NoConnection, Outcome, Timings};
 use posthaste_core::destination::{Destination, Host, Policy, Refused, Scheme};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsConnector;
 
-use crate::client::Timings;
 use crate::connection::{Connection, Stream};
 use crate::names::{self, Names};
 use crate::options::{Options, OptionsError, Proxy};

@@ -25,7 +25,7 @@ mod redact;
 pub mod request;
 mod tls;
 
-pub use client::{Client, Posted, RESPONSE_PREVIEW_BYTES_MAX, Reached, Timings};
+pub use client::{Client, Posted, RESPONSE_PREVIEW_BYTES_MAX, Reached};
 pub use connection::MaySend;
 pub use options::{NameServers, Options, OptionsError, Proxy, Roots};
 pub use pool::ConnectionCounts;

@@ -5,14 +5,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use posthaste_core::delivery::{NoConnection, Outcome, Silence};
+use posthaste_core::delivery::{NoConnection, Outcome, Silence, Timings};
 use posthaste_core::event::{Data, Event, EventType, Timing};
 use posthaste_core::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId};
 use posthaste_core::text::{IdempotencyKey, Label, Labels, OrderingKey, Version};
 use posthaste_core::time::{Timestamp, millis};
 use serde::{Deserialize, Serialize};
 
-use crate::{AttemptRecord, Audit, Command, Commanded, Error, Timings};
+use crate::{AttemptRecord, Audit, Command, Commanded, Error};
 
 pub(crate) fn command(command: &Command) -> String {
     write(&match command {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use posthaste_core::bucket::Bucket;
-use posthaste_core::delivery::{Outcome, State};
+use posthaste_core::delivery::{Outcome, State, Timings};
 use posthaste_core::event::Event;
 use posthaste_core::id::{AttemptId, DeliveryId, EndpointId};
 use posthaste_core::scheduler::{Entry, LaneMemory, Seq};
@@ -103,15 +103,6 @@ pub struct AttemptRecord {
     pub preview: Option<String>,
     pub error: Option<String>,
     pub attempted_at: Timestamp,
-}
-
-/// Where the time went; `None` for what did not happen, as on a connection that was open.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Timings {
-    pub dns: Option<Duration>,
-    pub connect: Option<Duration>,
-    pub tls: Option<Duration>,
-    pub first_byte: Option<Duration>,
 }
 
 /// What an owner has written about a lane.

@@ -21,7 +21,7 @@ pub struct Fed {
 }
 
 /// How much may wait here, payloads included. What does not fit is found by the sweep.
-const FEED_BYTES_MAX: usize = 16 * 1024 * 1024;
+const FEED_BYTES_MAX: usize = 32 * 1024 * 1024;
 /// What a delivery weighs beside the payload, which it shares with others of its event.
 const FED_BYTES: usize = 512;
 

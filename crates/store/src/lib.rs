@@ -53,7 +53,7 @@ pub use configuration::{
     StoredEndpoint, StoredSecret, StoredTenant,
 };
 pub use delivering::{
-    AttemptRecord, Body, BodyError, LaneShown, LaneState, Record, Recorded, RecordedAs, Swept, TakenUp, Timings, WindowRows,
+    AttemptRecord, Body, BodyError, LaneShown, LaneState, Record, Recorded, RecordedAs, Swept, TakenUp, WindowRows,
 };
 pub use examination::{Examined, MasterKeyFit, Schema};
 pub use feed::{Fed, Feed};

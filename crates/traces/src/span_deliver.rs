@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use posthaste_core::delivery::{Outcome, State};
+use posthaste_core::delivery::{Outcome, State, Timings};
 use posthaste_core::event::{Event, EventType};
 use posthaste_core::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId};
 use posthaste_core::time::Timestamp;
@@ -67,15 +67,6 @@ pub struct Ended {
     pub judged: Instant,
     pub recorded: Instant,
     pub recorded_as: RecordedAs,
-}
-
-/// Where the time of the request went; `None` for what did not happen.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Timings {
-    pub dns: Option<Duration>,
-    pub connect: Option<Duration>,
-    pub tls: Option<Duration>,
-    pub first_byte: Option<Duration>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

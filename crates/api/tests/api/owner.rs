@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use posthaste_core::delivery::{CancelReason, DeadReason, Outcome, State};
+use posthaste_core::delivery::{CancelReason, DeadReason, Outcome, State, Timings};
 use posthaste_core::id::{AttemptId, DeliveryId};
 use posthaste_core::time::Timestamp;
 use posthaste_store::{
     AttemptRecord, Command, Commanded, DeliveryQuery, DeliveryRow, Epoch, NodeId, Partition, Record, Recorded, StatusFilter, Store,
-    Timings,
 };
 
 pub(crate) struct Owner {

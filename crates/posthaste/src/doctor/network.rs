@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use posthaste_sender::Timings;
+use posthaste_core::delivery::Timings;
 use posthaste_store::Sqlite;
 
 use super::finding::Finding;

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use posthaste_core::delivery::{NoConnection, Outcome, Silence};
+use posthaste_core::delivery::{NoConnection, Outcome, Silence, Timings};
 use posthaste_core::id::AttemptId;
 use posthaste_core::plant::{self, Plant};
 use posthaste_engine::{Errand, Life, Sending, Wake};
-use posthaste_store::{AttemptRecord, Timings};
+use posthaste_store::AttemptRecord;
 use rand::RngExt;
 
 use super::store::number_of_delivery;

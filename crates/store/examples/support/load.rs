@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use posthaste_core::delivery::{Outcome, State};
+use posthaste_core::delivery::{Outcome, State, Timings};
 use posthaste_core::endpoint::Endpoint;
 use posthaste_core::event::{Data, Event, EventType, Timing};
 use posthaste_core::id::{AttemptId, EndpointId, EventId, TenantId};
 use posthaste_core::text::Labels;
 use posthaste_store::{
     AttemptRecord, Audit, Change, Epoch, Keyring, MasterKey, NewEndpoint, NewEvent, NodeId, Options, PARTITIONS, Partition,
-    Postgres, Record, Recorded, RecordedAs, Sqlite, Store, Timings,
+    Postgres, Record, Recorded, RecordedAs, Sqlite, Store,
 };
 
 pub(crate) enum Database {

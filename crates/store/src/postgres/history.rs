@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use posthaste_core::delivery::Timings;
 use posthaste_core::event::EventType;
 use posthaste_core::id::{AttemptId, DeliveryId, EndpointId, EventId, ReplayId, TenantId};
 use posthaste_core::scheduler::Seq;
@@ -14,9 +15,7 @@ use super::slots::{day_of, slot};
 use super::{Database, lanes, row};
 use crate::columns::{StateColumns, checked_data, corrupt, duration, labels, limit, outcome, signed, state, unsigned};
 use crate::history::{SCAN_ROWS_MAX, cursor_of_dead, read_cursor_of_dead, read_cursor_of_seq};
-use crate::{
-    AttemptRecord, Cursor, DeliveryQuery, DeliveryRow, Error, EventQuery, EventRow, MadeAfter, Page, StatusFilter, Timings,
-};
+use crate::{AttemptRecord, Cursor, DeliveryQuery, DeliveryRow, Error, EventQuery, EventRow, MadeAfter, Page, StatusFilter};
 
 /// PostgreSQL sends all rows of a query, wanted or not, so that a page is looked for some rows at a time.
 const LOOK_ROWS_MIN: usize = 100;

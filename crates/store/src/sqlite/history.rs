@@ -1,5 +1,6 @@
 //! What has become of events and deliveries, for people who ask. Pages look at a bounded number of rows.
 
+use posthaste_core::delivery::Timings;
 use posthaste_core::event::EventType;
 use posthaste_core::id::{AttemptId, DeliveryId, EndpointId, EventId, ReplayId, TenantId};
 use posthaste_core::scheduler::Seq;
@@ -9,9 +10,7 @@ use rusqlite::{Connection, Row, ToSql, named_params, params};
 use super::{Sqlite, lanes, row};
 use crate::columns::{StateColumns, checked_data, duration, labels, limit, outcome, signed, state, unsigned};
 use crate::history::{SCAN_ROWS_MAX, cursor_of_dead, read_cursor_of_dead, read_cursor_of_seq};
-use crate::{
-    AttemptRecord, Cursor, DeliveryQuery, DeliveryRow, Error, EventQuery, EventRow, MadeAfter, Page, StatusFilter, Timings,
-};
+use crate::{AttemptRecord, Cursor, DeliveryQuery, DeliveryRow, Error, EventQuery, EventRow, MadeAfter, Page, StatusFilter};
 
 impl Sqlite {
     pub(super) async fn delivery(&self, id: DeliveryId) -> Result<Option<DeliveryRow>, Error> {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use posthaste_core::delivery::{Outcome, State};
+use posthaste_core::delivery::{Outcome, State, Timings};
 use posthaste_core::endpoint::Endpoint;
 use posthaste_core::event::{Data, Event, EventType, Timing};
 use posthaste_core::id::{AttemptId, EndpointId, EventId, TenantId};

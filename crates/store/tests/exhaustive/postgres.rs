@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use posthaste_core::delivery::{Outcome, State};
+use posthaste_core::delivery::{Outcome, State, Timings};
 use posthaste_core::endpoint::Endpoint;
 use posthaste_core::event::{Data, Event, EventType, Timing};
 use posthaste_core::id::{AttemptId, EndpointId, EventId, TenantId};
@@ -12,7 +12,7 @@ use posthaste_core::scheduler::{Class, Want};
 use posthaste_core::text::{IdempotencyKey, Labels, OrderingKey};
 use posthaste_store::{
     AttemptRecord, Audit, Change, Claimed, DeliveryQuery, Error, Keyring, MasterKey, NewEndpoint, NewEvent, NodeId, Options,
-    Postgres, Published, Record, Recorded, RecordedAs, Refusal, Store, Timings, partition_of,
+    Postgres, Published, Record, Recorded, RecordedAs, Refusal, Store, partition_of,
 };
 use posthaste_testpg::{Cut, Proxy, Server};
 

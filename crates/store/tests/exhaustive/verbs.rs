@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use posthaste_core::delivery::{CancelReason, DeadReason, Outcome, State};
+use posthaste_core::delivery::{CancelReason, DeadReason, Outcome, State, Timings};
 use posthaste_core::endpoint::{Endpoint, Override};
 use posthaste_core::event::{Data, Event, EventType, Timing, TypePatterns};
 use posthaste_core::id::{AttemptId, EndpointId, EventId, KeyId, ReplayId, TenantId};
@@ -23,7 +23,7 @@ use posthaste_core::timeout::Adaptive;
 use posthaste_store::{
     AttemptRecord, Audit, Change, Counts, DeliveryQuery, DeliveryRow, Epoch, Error, HandedOver, Housekeeping, Key, KeyHash,
     KeyScope, Keyring, LaneShown, LaneState, MasterKey, Minute, NewEndpoint, NewEvent, NewReplay, NodeId, Options, Postgres,
-    Record, Recorded, ReplayFilter, Sqlite, Store, Timings, partition_of,
+    Record, Recorded, ReplayFilter, Sqlite, Store, partition_of,
 };
 use posthaste_testpg::{Cut, Proxy, Server};
 use rusqlite::types::Value;

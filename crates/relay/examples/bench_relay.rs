@@ -1,6 +1,6 @@
 //! How many rows a second are moved out of an outbox, and how long one takes from its commit to its event.
 //!
-//! `cargo run --release -p posthaste-relay --example bench [ROWS]`
+//! `cargo xtask bench-relay [ROWS]`
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
