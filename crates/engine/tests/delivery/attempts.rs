@@ -2,6 +2,7 @@
 
 use posthaste_core::delivery::{DeadReason, State};
 use posthaste_core::endpoint::Status;
+use posthaste_engine::Options;
 use posthaste_signing::{Key, Received, Secret, TOLERANCE, standard};
 
 use crate::world::{SECRET, World};
@@ -28,6 +29,27 @@ async fn a_delivery_is_tried_until_it_arrives_with_the_same_id_and_body_each_tim
         let now = world.store.now().as_seconds();
         assert_eq!(standard::verify(header("webhook-id"), &received, now, TOLERANCE, &[Key::Shared(&secret)]), Ok(()));
     }
+    engine.stop().await;
+}
+
+/// More is committed than may wait to be told of: the rest is found in the store.
+#[tokio::test]
+async fn i6_what_a_busy_loop_could_not_be_told_of_is_delivered_all_the_same() {
+    let world = World::new("untold", &[]).await;
+    let (engine, ice) = World::start_freezable(&world.store, Options::default());
+    assert!(matches!(world.ended(world.publish("1").await).await, State::Delivered { .. }));
+    ice.freeze();
+    let large = format!("\"{}\"", "x".repeat(1024 * 1024));
+    let mut deliveries = Vec::new();
+    for _ in 0..40 {
+        deliveries.push(world.publish(&large).await);
+    }
+    ice.thaw();
+    deliveries.push(world.publish("2").await);
+    for delivery in deliveries {
+        assert!(matches!(world.ended(delivery).await, State::Delivered { .. }));
+    }
+    assert_eq!(world.hits(), 42, "each once");
     engine.stop().await;
 }
 
