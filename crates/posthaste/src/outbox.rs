@@ -115,8 +115,8 @@ fn as_text(status: &Status) -> String {
     }
     for FailedRow { id, tenant, event_type, attempts, error, next_attempt_at, .. } in failed {
         let tenant = tenant.as_deref().unwrap_or(posthaste_store::DEFAULT_TENANT);
-        let line =
-            format!("{id}  {tenant}  {event_type}  refused {attempts} times, again at {}: {error}", next_attempt_at.to_rfc3339());
+        let times = if *attempts == 1 { "once".to_owned() } else { format!("{attempts} times") };
+        let line = format!("{id}  {tenant}  {event_type}  refused {times}, again at {}: {error}", next_attempt_at.to_rfc3339());
         let _ = writeln!(page, "  {}", escaped(&line));
     }
     page
