@@ -41,11 +41,12 @@ struct Group {
 
 impl Group {
     fn new(fed: Vec<Fed>) -> Group {
-        let is_next_event = |(before, this): (Option<&Fed>, &Fed)| {
+        // Deliveries of one event come one after the other, and share its payload.
+        let own_payload_bytes = |(before, this): (Option<&Fed>, &Fed)| {
             before.is_none_or(|before| !Arc::ptr_eq(&before.event, &this.event)).then_some(this.event.data.as_str().len())
         };
         let befores = std::iter::once(None).chain(fed.iter().map(Some));
-        let payloads: usize = befores.zip(&fed).filter_map(is_next_event).sum();
+        let payloads: usize = befores.zip(&fed).filter_map(own_payload_bytes).sum();
         Group { bytes: payloads + FED_BYTES * fed.len(), fed }
     }
 }
@@ -76,15 +77,15 @@ pub(crate) struct Feeder(parking_lot::Mutex<Option<Listener>>);
 
 #[derive(Debug)]
 struct Listener {
-    outbox: mpsc::UnboundedSender<Group>,
+    sender: mpsc::UnboundedSender<Group>,
     waiting: Arc<Waiting>,
 }
 
 impl Feeder {
     pub(crate) fn subscribe(&self) -> Feed {
-        let (outbox, inbox) = mpsc::unbounded_channel();
+        let (sender, inbox) = mpsc::unbounded_channel();
         let waiting: Arc<Waiting> = Arc::default();
-        *self.0.lock() = Some(Listener { outbox, waiting: Arc::clone(&waiting) });
+        *self.0.lock() = Some(Listener { sender, waiting: Arc::clone(&waiting) });
         Feed { inbox, waiting }
     }
 
@@ -93,7 +94,7 @@ impl Feeder {
             return;
         }
         let mut listener = self.0.lock();
-        let Some(Listener { outbox, waiting }) = listener.as_ref() else { return };
+        let Some(Listener { sender, waiting }) = listener.as_ref() else { return };
         let group = Group::new(fed);
         let bytes = group.bytes;
         let before = waiting.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -101,7 +102,7 @@ impl Feeder {
         if before > 0 && before + bytes > FEED_BYTES_MAX {
             waiting.bytes.fetch_sub(bytes, Ordering::Relaxed);
             waiting.has_overflowed.store(true, Ordering::Relaxed);
-        } else if outbox.send(group).is_err() {
+        } else if sender.send(group).is_err() {
             *listener = None;
         }
     }
