@@ -4,6 +4,7 @@
 //! the kernel says of it. Everything is on loopback: the numbers are about Posthaste, not about a network.
 
 mod backlog;
+mod bare_store;
 mod bed;
 mod collector;
 mod database;

@@ -96,6 +96,8 @@ fn throughput_is_told_of_four_loads_beside_what_the_machine_can_do() {
                 "peak_memory_mib",
                 "disk_bytes_per_delivery",
                 "ratio_to_raw",
+                "ratio_to_bare_store",
+                "cpu_ratio_to_bare_store",
             ],
         );
         assert!(row["database_cpu_seconds_per_1000"].is_null(), "SQLite is in the server: {row}");
@@ -119,6 +121,7 @@ fn throughput_on_postgresql_counts_the_databases_processor_time_and_drops_what_i
     assert!(report["database"].as_str().unwrap().starts_with("PostgreSQL "), "{report}");
     for row in report["rows"].as_array().unwrap() {
         assert_figures(row, &["database_cpu_seconds_per_1000", "server_cpu_seconds_per_1000", "disk_bytes_per_delivery"]);
+        assert!(row["ratio_to_bare_store"].is_null(), "that has SQLite: {row}");
     }
     let left = postgres.psql("SELECT count(*) FROM pg_database WHERE datname LIKE 'posthaste_bench%'");
     assert_eq!(left, "0");
@@ -130,10 +133,12 @@ fn throughput_on_postgresql_counts_the_databases_processor_time_and_drops_what_i
 }
 
 #[test]
-fn raw_is_a_forwarder_a_client_and_a_writer() {
+fn raw_is_a_forwarder_a_client_a_writer_and_a_bare_store() {
     let report = bench("raw", &["raw", "--events", "200", "--connections", "4"]);
-    assert_figures(&report["forwarder"], &PUBLISHING);
-    assert_figures(&report["forwarder"], &["deliveries_per_second", "server_cpu_seconds_per_1000", "peak_memory_mib"]);
+    for delivering in [&report["forwarder"], &report["bare_store"]] {
+        assert_figures(delivering, &PUBLISHING);
+        assert_figures(delivering, &["deliveries_per_second", "server_cpu_seconds_per_1000", "peak_memory_mib"]);
+    }
     assert_figures(&report["client"], &["deliveries_per_second"]);
     assert_figures(&report["group_commit"], &PUBLISHING);
     assert_figures(&report, &["flush_p50_ms", "flush_p99_ms"]);
@@ -148,7 +153,7 @@ fn latency_is_told_at_a_rate_and_at_a_tenth_of_what_goes() {
     let tenth = (report["most_deliveries_per_second"].as_f64().unwrap() / 10.0).floor().max(1.0);
     assert!((rows[1]["rate"].as_f64().unwrap() - tenth).abs() < 1e-6, "{report}");
     for row in rows {
-        for side in [&row["posthaste"], &row["raw"]] {
+        for side in [&row["posthaste"], &row["raw"], &row["bare_store"]] {
             for what in ["publish", "publish_to_arrival"] {
                 let at = |name: &str| side[format!("{what}_{name}_ms")].as_f64().unwrap();
                 assert!(

@@ -68,6 +68,15 @@ impl Ground {
         Part::start("forwarder", &[OsStr::new(&target)]).await
     }
 
+    /// There is none on PostgreSQL.
+    pub(super) async fn bare_store(&self) -> anyhow::Result<Option<Part>> {
+        if self.database.is_some() {
+            return Ok(None);
+        }
+        let target = self.receiver.address().to_string();
+        Part::start("bare-store", &[OsStr::new(&target), self.scratch.as_os_str()]).await.map(Some)
+    }
+
     pub(super) async fn writer(&self) -> anyhow::Result<Part> {
         Part::start("writer", &[self.scratch.as_os_str()]).await
     }

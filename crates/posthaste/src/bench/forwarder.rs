@@ -36,7 +36,7 @@ use super::process::Part;
 /// As an endpoint has it about which nothing was said.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-struct Forwarder {
+pub(super) struct Forwarder {
     client: Client,
     target: Address,
     signer: Signer,
@@ -68,19 +68,8 @@ pub(super) async fn post_alone(forwarder: &Part, order: Alone) -> anyhow::Result
 }
 
 pub(super) async fn serve(receiver: SocketAddr) -> anyhow::Result<String> {
-    let policy =
-        Policy { allowed_networks: vec!["127.0.0.0/8".parse().context("our own network")?], allow_http: true, public_host: None };
-    let client = Client::new(&Options { policy, ..Options::default() })?;
-    let secret = Secret::from_random(rand::random());
-    let forwarder = Forwarder {
-        client,
-        target: Address::parse(&format!("http://{receiver}/1/0"))?,
-        signer: Signer::new(&Signing::Standard, [secret.reveal()])?,
-        headers: Headers::default(),
-        sequence: Mutex::default(),
-    };
-    let router =
-        axum::Router::new().route("/v1/events", post(forward)).route("/alone", post(alone)).with_state(Arc::new(forwarder));
+    let forwarder = Arc::new(Forwarder::new(receiver)?);
+    let router = axum::Router::new().route("/v1/events", post(forward)).route("/alone", post(alone)).with_state(forwarder);
     Ok(listen(router).await?.to_string())
 }
 
@@ -92,10 +81,29 @@ async fn forward(State(forwarder): State<Arc<Forwarder>>, body: Bytes) -> Respon
 }
 
 impl Forwarder {
+    pub(super) fn new(receiver: SocketAddr) -> anyhow::Result<Forwarder> {
+        let own_network = "127.0.0.0/8".parse().context("our own network")?;
+        let policy = Policy { allowed_networks: vec![own_network], allow_http: true, public_host: None };
+        let secret = Secret::from_random(rand::random());
+        Ok(Forwarder {
+            client: Client::new(&Options { policy, ..Options::default() })?,
+            target: Address::parse(&format!("http://{receiver}/1/0"))?,
+            signer: Signer::new(&Signing::Standard, [secret.reveal()])?,
+            headers: Headers::default(),
+            sequence: Mutex::default(),
+        })
+    }
+
     async fn pass_on(&self, body: &[u8]) -> anyhow::Result<EventId> {
+        let event = self.event(body)?;
+        self.post(&event).await?;
+        Ok(event.id)
+    }
+
+    pub(super) fn event(&self, body: &[u8]) -> anyhow::Result<Event> {
         let published: Published<'_> = serde_json::from_slice(body)?;
         let now = wall_clock();
-        let event = Event {
+        Ok(Event {
             id: EventId::from_unique(self.unique(now)),
             tenant: TenantId::parse(published.tenant)?,
             event_type: EventType::parse(published.event_type)?,
@@ -108,11 +116,16 @@ impl Forwarder {
             ordering_key: None,
             timing: Timing::default(),
             trace: None,
-        };
+        })
+    }
+
+    /// Goes well if the receiver has taken it.
+    pub(super) async fn post(&self, event: &Event) -> anyhow::Result<()> {
+        let now = wall_clock();
         let one_try = Try {
             delivery: DeliveryId::from_unique(self.unique(now)),
             attempt: 1,
-            event: &event,
+            event,
             address: &self.target,
             signer: &self.signer,
             payload_format: PayloadFormat::Envelope,
@@ -122,7 +135,7 @@ impl Forwarder {
         };
         let posted = self.client.post(&self.target, request::build(&one_try), TIMEOUT, now).await;
         match posted.outcome {
-            Outcome::Answered { status: 200..=299, .. } => Ok(event.id),
+            Outcome::Answered { status: 200..=299, .. } => Ok(()),
             Outcome::Answered { .. } | Outcome::Silent(_) | Outcome::NotSent(_) | Outcome::Blocked => {
                 bail!("the receiver did not take it: {:?}", posted.outcome)
             }

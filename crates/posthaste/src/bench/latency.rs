@@ -10,6 +10,7 @@ use super::load::Plan;
 use super::measure::{Measured, measure};
 use super::meter::{Metered, Spread, flush_times};
 use super::plot::Chart;
+use super::process::Part;
 use super::raw;
 use super::{Report, show};
 
@@ -36,11 +37,12 @@ pub(crate) struct Course {
 const RATE_MIN: f64 = 1.0;
 const LOAD_CONNECTIONS: u16 = 64;
 
-/// Ours and the forwarder's, at one rate.
-struct Pair {
+/// What was found at one rate.
+struct AtRate {
     per_second: f64,
     ours: Measured,
     raw: Measured,
+    bare_store: Option<Measured>,
 }
 
 pub(super) async fn run(ground: &mut Ground, course: &Course) -> anyhow::Result<Report> {
@@ -51,7 +53,8 @@ pub(super) async fn run(ground: &mut Ground, course: &Course) -> anyhow::Result<
     let most = measure(ground, "as fast as it goes", &full.plan(bed.address(), &bed.key), 1, bed.metered()).await?;
     let tenth = (most.deliveries_per_second / 10.0).floor().max(RATE_MIN);
     let forwarder = ground.forwarder().await?;
-    let mut pairs = Vec::new();
+    let bare_store = ground.bare_store().await?;
+    let mut found = Vec::new();
     for per_second in [f64::from(course.rate), tenth] {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "both are bounded, and positive")]
         let events = (per_second * f64::from(course.seconds)).ceil() as usize;
@@ -65,13 +68,20 @@ pub(super) async fn run(ground: &mut Ground, course: &Course) -> anyhow::Result<
         show(&name);
         let plan = at_rate(full.plan(bed.address(), &bed.key));
         let ours = measure(ground, &name, &plan, 1, bed.metered()).await?;
-        let plan = at_rate(full.plan(forwarder.address(), "no-key"));
-        let metered = Metered { process: forwarder.process(), postmaster: None };
-        let raw = measure(ground, &format!("raw, {name}"), &plan, 1, metered).await?;
-        pairs.push(Pair { per_second, ours, raw });
+        let through = async |part: &Part, what: &str| {
+            let plan = at_rate(full.plan(part.address(), "no-key"));
+            let metered = Metered { process: part.process(), postmaster: None };
+            measure(ground, &format!("{what}, {name}"), &plan, 1, metered).await
+        };
+        let raw = through(&forwarder, "raw").await?;
+        let bare_store = match &bare_store {
+            Some(part) => Some(through(part, "bare store").await?),
+            None => None,
+        };
+        found.push(AtRate { per_second, ours, raw, bare_store });
     }
     bed.stop().await?;
-    Ok(report(ground, course, &most, &pairs, &flush))
+    Ok(report(ground, course, &most, &found, &flush))
 }
 
 fn column(name: String, measured: &Measured) -> Column {
@@ -91,15 +101,17 @@ fn column(name: String, measured: &Measured) -> Column {
     )
 }
 
-fn report(ground: &Ground, course: &Course, most: &Measured, pairs: &[Pair], flush: &Spread) -> Report {
+fn report(ground: &Ground, course: &Course, most: &Measured, found: &[AtRate], flush: &Spread) -> Report {
     let mut columns = Vec::new();
     let mut rows = Vec::new();
-    for Pair { per_second, ours, raw } in pairs {
-        let pair = [column(format!("at {per_second:.0}/s"), ours), column("raw".to_owned(), raw)];
+    for AtRate { per_second, ours, raw, bare_store } in found {
+        let [ours_shown, raw_shown] = [column(format!("at {per_second:.0}/s"), ours), column("raw".to_owned(), raw)];
+        let bare_shown = bare_store.as_ref().map(|measured| column("bare store".to_owned(), measured));
         rows.push(json!({
-            "rate": number(*per_second), "events": ours.publish.count(), "posthaste": pair[0].values(), "raw": pair[1].values(),
+            "rate": number(*per_second), "events": ours.publish.count(), "posthaste": ours_shown.values(), "raw": raw_shown.values(),
+            "bare_store": bare_shown.as_ref().map(Column::values),
         }));
-        columns.extend(pair);
+        columns.extend([ours_shown, raw_shown].into_iter().chain(bare_shown));
     }
     let page = format!(
         "{} s at each rate, {} bytes, {}, all on this machine, which can do {:.0} deliveries/s; a flush of its disk takes {:.2} ms (p99 {:.2})\n\n{}",
@@ -117,8 +129,11 @@ fn report(ground: &Ground, course: &Course, most: &Measured, pairs: &[Pair], flu
         "flush_p50_ms": number(flush.millis_at(500)), "flush_p99_ms": number(flush.millis_at(990)),
     });
     let curves = |of: fn(&Measured) -> &Spread| {
-        pairs.iter().flat_map(move |Pair { per_second, ours, raw }| {
+        found.iter().flat_map(move |AtRate { per_second, ours, raw, bare_store }| {
+            let bare = bare_store.as_ref().map(|measured| (format!("bare store, at {per_second:.0}/s"), of(measured).curve()));
             [(format!("at {per_second:.0}/s"), of(ours).curve()), (format!("raw, at {per_second:.0}/s"), of(raw).curve())]
+                .into_iter()
+                .chain(bare)
         })
     };
     let charts = vec![

@@ -17,7 +17,7 @@ use axum::Router;
 use clap::{Args, Subcommand};
 use tokio::net::TcpListener;
 
-use super::{collector, database, forwarder, load, receiver, writer};
+use super::{bare_store, collector, database, forwarder, load, receiver, writer};
 use crate::accept;
 
 #[derive(Args)]
@@ -39,6 +39,8 @@ enum Duty {
     Forwarder { target: SocketAddr },
     /// Makes what is published safe on disk, and does nothing else
     Writer { directory: PathBuf },
+    /// Makes what is published safe in a database, passes it on, and writes that down
+    BareStore { target: SocketAddr, directory: PathBuf },
     /// Takes traces and counts them
     Collector,
     /// `posthaste serve`, which knows nothing of a bench
@@ -60,6 +62,7 @@ pub(crate) fn run(part: BenchPart) -> anyhow::Result<()> {
         Duty::Load => served(load::serve()),
         Duty::Forwarder { target } => served(forwarder::serve(target)),
         Duty::Writer { directory } => served(writer::serve(directory)),
+        Duty::BareStore { target, directory } => served(bare_store::serve(target, directory)),
         Duty::Collector => served(collector::serve()),
         Duty::Server { flags } => {
             // The promise to end with the parent outlives this.

@@ -1,5 +1,5 @@
-//! What this machine does without Posthaste: a forwarder that remembers nothing, the client alone, a bare group-committing writer, and
-//! the disk. Other measurements are told beside these.
+//! What this machine does without Posthaste: a forwarder that remembers nothing, the client alone, a bare group-committing writer, the
+//! least that stores and forwards, and the disk. Other measurements are told beside these.
 
 use clap::Args;
 use serde_json::{Value, json};
@@ -66,6 +66,9 @@ pub(super) struct Raw {
     pub(super) client_posts_per_second: f64,
     client_seconds_per_thousand: f64,
     pub(super) writer: Written,
+    /// On SQLite.
+    pub(super) bare_store: Option<Measured>,
+    bare_store_memory_bytes: u64,
     pub(super) flush: Spread,
 }
 
@@ -82,17 +85,32 @@ const CLIENT_IN_FLIGHT: usize = 160;
 pub(super) async fn everything(ground: &Ground, course: &Course) -> anyhow::Result<Raw> {
     let flush = flush_times(&ground.scratch)?;
     let part = ground.forwarder().await?;
-    let forwarder = forwarded(ground, course, &part).await?;
+    let forwarder = through(ground, course, &part, "raw forwarder").await?;
     let forwarder_memory_bytes = peak_memory_bytes(part.process());
     let (client_posts_per_second, client_seconds_per_thousand) = client_alone(ground, course, &part).await?;
     drop(part);
     let writer = written(ground, course).await?;
-    Ok(Raw { forwarder, forwarder_memory_bytes, client_posts_per_second, client_seconds_per_thousand, writer, flush })
+    let (mut bare_store, mut bare_store_memory_bytes) = (None, 0);
+    if let Some(part) = ground.bare_store().await? {
+        bare_store = Some(through(ground, course, &part, "bare store").await?);
+        bare_store_memory_bytes = peak_memory_bytes(part.process());
+    }
+    Ok(Raw {
+        forwarder,
+        forwarder_memory_bytes,
+        client_posts_per_second,
+        client_seconds_per_thousand,
+        writer,
+        bare_store,
+        bare_store_memory_bytes,
+        flush,
+    })
 }
 
-pub(super) async fn forwarded(ground: &Ground, course: &Course, part: &Part) -> anyhow::Result<Measured> {
+/// From the load through this to the receiver.
+async fn through(ground: &Ground, course: &Course, part: &Part, name: &str) -> anyhow::Result<Measured> {
     let metered = Metered { process: part.process(), postmaster: None };
-    measure(ground, "raw forwarder", &course.plan(part.address(), "no-key"), 1, metered).await
+    measure(ground, name, &course.plan(part.address(), "no-key"), 1, metered).await
 }
 
 async fn client_alone(ground: &Ground, course: &Course, part: &Part) -> anyhow::Result<(f64, f64)> {
@@ -137,20 +155,22 @@ impl Raw {
         )
     }
 
-    pub(super) fn columns(&self) -> [Column; 3] {
-        let forwarder = &self.forwarder;
-        [
+    pub(super) fn columns(&self) -> Vec<Column> {
+        let through = |name, measured: &Measured, memory_bytes| {
             Column::new(
-                "raw forwarder",
+                name,
                 vec![
-                    Figure("events published/s", "publishes_per_second", forwarder.publishes_per_second, 0),
-                    Figure("publish p50, ms", "publish_p50_ms", forwarder.publish.millis_at(500), 2),
-                    Figure("publish p99, ms", "publish_p99_ms", forwarder.publish.millis_at(990), 2),
-                    Figure("deliveries/s", "deliveries_per_second", forwarder.deliveries_per_second, 0),
-                    Figure(SERVER_SECONDS.0, SERVER_SECONDS.1, forwarder.server_seconds_per_thousand(), 3),
-                    Figure("peak memory, MiB", "peak_memory_mib", mebibytes(self.forwarder_memory_bytes), 1),
+                    Figure("events published/s", "publishes_per_second", measured.publishes_per_second, 0),
+                    Figure("publish p50, ms", "publish_p50_ms", measured.publish.millis_at(500), 2),
+                    Figure("publish p99, ms", "publish_p99_ms", measured.publish.millis_at(990), 2),
+                    Figure("deliveries/s", "deliveries_per_second", measured.deliveries_per_second, 0),
+                    Figure(SERVER_SECONDS.0, SERVER_SECONDS.1, measured.server_seconds_per_thousand(), 3),
+                    Figure("peak memory, MiB", "peak_memory_mib", mebibytes(memory_bytes), 1),
                 ],
-            ),
+            )
+        };
+        let mut columns = vec![
+            through("raw forwarder", &self.forwarder, self.forwarder_memory_bytes),
             Column::new(
                 "raw client",
                 vec![
@@ -167,27 +187,29 @@ impl Raw {
                     Figure(SERVER_SECONDS.0, SERVER_SECONDS.1, self.writer.seconds_per_thousand, 3),
                 ],
             ),
-        ]
+        ];
+        columns.extend(self.bare_store.as_ref().map(|measured| through("bare store", measured, self.bare_store_memory_bytes)));
+        columns
     }
 
     pub(super) fn values(&self) -> Value {
-        let [forwarder, client, group_commit] = self.columns().map(|column| column.values());
+        let columns = self.columns();
+        let named = |name: &str| columns.iter().find(|column| column.name == name).map(Column::values);
         json!({
-            "forwarder": forwarder, "client": client, "group_commit": group_commit,
+            "forwarder": named("raw forwarder"), "client": named("raw client"), "group_commit": named("group commit"),
+            "bare_store": named("bare store"),
             "flush_p50_ms": number(self.flush.millis_at(500)), "flush_p99_ms": number(self.flush.millis_at(990)),
         })
     }
 
     fn chart(&self) -> Chart {
-        Chart::bars(
-            "What this machine does without Posthaste",
-            "a second",
-            [
-                ("forwarder".to_owned(), self.forwarder.deliveries_per_second),
-                ("client alone".to_owned(), self.client_posts_per_second),
-                ("group commit".to_owned(), self.writer.publishes_per_second),
-            ],
-        )
+        let bare_store = self.bare_store.as_ref().map(|measured| ("bare store".to_owned(), measured.deliveries_per_second));
+        let others = [
+            ("forwarder".to_owned(), self.forwarder.deliveries_per_second),
+            ("client alone".to_owned(), self.client_posts_per_second),
+            ("group commit".to_owned(), self.writer.publishes_per_second),
+        ];
+        Chart::bars("What this machine does without Posthaste", "a second", others.into_iter().chain(bare_store))
     }
 }
 
@@ -196,4 +218,5 @@ pub(super) const SERVER_SECONDS: (&str, &str) = ("server CPU s per 1,000 deliver
 
 /// What stands below a table.
 pub(super) const LEGEND: &str = "The raw forwarder signs and passes on, and remembers nothing. The raw client is the one that delivers, \
-    alone.\nGroup commit writes the same bytes to a file, flushes, and delivers nothing.\n";
+    alone.\nGroup commit writes the same bytes to a file, flushes, and delivers nothing. The bare store keeps an event and its delivery in \
+    SQLite,\npasses it on and notes that, and can do nothing else.\n";

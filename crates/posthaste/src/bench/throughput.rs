@@ -166,6 +166,12 @@ impl Row {
                 2,
             ),
         ]);
+        if let Some(bare) = &raw.bare_store {
+            let seconds = measured.server_seconds_per_thousand() / bare.server_seconds_per_thousand();
+            let rate = measured.deliveries_per_second / bare.deliveries_per_second;
+            figures.push(Figure("CPU to that of the bare store", "cpu_ratio_to_bare_store", seconds, 2));
+            figures.push(Figure("deliveries/s to the bare store's", "ratio_to_bare_store", rate, 2));
+        }
         if let Some(taken) = self.taken {
             figures.push(Figure("spans that the collector got", "spans", taken.spans as f64, 0));
             figures.push(Figure("requests that they came in", "span_requests", taken.requests as f64, 0));
@@ -214,19 +220,18 @@ fn charts(rows: &[Row], raw: &Raw) -> Vec<Chart> {
         let seconds = row.measured.server_seconds_per_thousand() + if database.is_finite() { database } else { 0.0 };
         (row.shape.name.clone(), seconds * 1000.0)
     });
-    let raw_microseconds = raw.forwarder.server_seconds_per_thousand() * 1000.0;
+    let bare = raw.bare_store.iter().map(|measured| ("bare store".to_owned(), measured));
+    let bare_rate = bare.clone().map(|(name, measured)| (name, measured.deliveries_per_second));
+    let without_us = bare.chain([("raw forwarder".to_owned(), &raw.forwarder)]);
+    let microseconds = without_us.map(|(name, measured)| (name, measured.server_seconds_per_thousand() * 1000.0));
     let publishing =
         rows.iter().filter(|row| row.shape.batch == 1).map(|row| (row.shape.name.clone(), row.measured.publish.curve()));
     let others =
         [("raw forwarder".to_owned(), raw.forwarder.publish.curve()), ("group commit".to_owned(), raw.writer.publish.curve())];
     let arriving = rows.iter().map(|row| (row.shape.name.clone(), row.measured.arrival.curve()));
     vec![
-        Chart::bars("Deliveries", "a second", rates.chain(beside)),
-        Chart::bars(
-            "Processor time, server and database",
-            "µs per delivery",
-            seconds.chain([("raw forwarder".to_owned(), raw_microseconds)]),
-        ),
+        Chart::bars("Deliveries", "a second", rates.chain(bare_rate).chain(beside)),
+        Chart::bars("Processor time, server and database", "µs per delivery", seconds.chain(microseconds)),
         Chart::curves("Publishing, until it is acknowledged", "ms", publishing.chain(others)),
         Chart::curves("From publishing to arrival, at full load", "ms", arriving),
     ]
