@@ -11,7 +11,7 @@ use posthaste_core::time::Timestamp;
 use posthaste_core::trace::TraceContext;
 use rusqlite::{Connection, params};
 
-use super::writer::State;
+use super::writer::{State, Turn};
 use super::{Sqlite, configuration, routing, row};
 use crate::columns::{class_code, digest, lines, millis, state_columns, unsigned};
 use crate::feed::Fed;
@@ -45,31 +45,31 @@ impl Sqlite {
         }
         let store = self.clone();
         let written = self
-            .write(bytes, move |connection, state| {
-                plans.iter_mut().map(|plan| publish(&store, connection, state, plan)).collect::<Result<Vec<_>, _>>()
+            .write(bytes, move |turn, state| {
+                plans.iter_mut().map(|plan| publish(&store, turn, state, plan)).collect::<Result<Vec<_>, _>>()
             })
             .await?;
         Ok(merge(answers, written))
     }
 }
 
-fn publish(store: &Sqlite, connection: &Connection, state: &mut State, plan: &mut Plan) -> Result<Published, Error> {
+fn publish(store: &Sqlite, turn: &Turn<'_>, state: &mut State, plan: &mut Plan) -> Result<Published, Error> {
     let event = Arc::clone(&plan.new.event);
-    let versions = state.versions(connection, &event.tenant)?;
+    let versions = state.versions(turn, &event.tenant)?;
     if versions != plan.versions {
-        let routing = routing::load(connection, &event.tenant, &store.0.options)?;
+        let routing = routing::load(turn, &event.tenant, &store.0.options)?;
         plan.chosen = routing.plan(&event);
         plan.versions = versions;
         store.0.routings.put(&event.tenant, &routing);
     }
-    if let Some(before) = published_before(connection, &plan.new, event.accepted_at)? {
+    if let Some(before) = published_before(turn, &plan.new, event.accepted_at)? {
         return Ok(before);
     }
     if versions.tenant == 0 {
-        configuration::touch_tenant(connection, &event.tenant, event.accepted_at)?;
+        configuration::touch_tenant(turn, &event.tenant, event.accepted_at)?;
         state.forget_versions();
     }
-    connection.prepare_cached(INSERT_EVENT)?.execute(params![
+    let columns = params![
         event.tenant.as_str(),
         event.id.as_str(),
         event.event_type.as_str(),
@@ -84,9 +84,10 @@ fn publish(store: &Sqlite, connection: &Connection, state: &mut State, plan: &mu
         event.timing.deliver_at().map(Timestamp::as_millis),
         event.timing.expires_at().map(Timestamp::as_millis),
         event.trace.as_deref().map(TraceContext::to_text),
-    ])?;
-    let event_seq = connection.last_insert_rowid();
-    remember(connection, &plan.new, event_seq, store)?;
+    ];
+    turn.execute_often(INSERT_EVENT, columns)?;
+    let event_seq = turn.last_insert_rowid();
+    remember(turn, &plan.new, event_seq, store)?;
     for planned in &plan.chosen {
         let made = NewDelivery {
             id: DeliveryId::from_unique(store.next_unique()),
@@ -100,7 +101,7 @@ fn publish(store: &Sqlite, connection: &Connection, state: &mut State, plan: &mu
             replay: None,
             created_at: event.accepted_at,
         };
-        insert(connection, state, &made)?;
+        insert(turn, state, &made)?;
     }
     Ok(Published::Made { deliveries: u32::try_from(plan.chosen.len()).unwrap_or(u32::MAX) })
 }
@@ -121,11 +122,11 @@ pub(super) struct NewDelivery<'a> {
 }
 
 /// Writes it, and tells of it once it is committed. Answers its row.
-pub(super) fn insert(connection: &Connection, state: &mut State, new: &NewDelivery<'_>) -> Result<i64, Error> {
+pub(super) fn insert(turn: &Turn<'_>, state: &mut State, new: &NewDelivery<'_>) -> Result<i64, Error> {
     let Planned { endpoint, class, is_priority } = new.planned;
-    let columns = state_columns(DeliveryState::Waiting { due: new.due });
+    let waiting = state_columns(DeliveryState::Waiting { due: new.due });
     let partition = partition_of(&new.event.tenant);
-    connection.prepare_cached(INSERT_DELIVERY)?.execute(params![
+    let columns = params![
         new.id.to_bytes(),
         new.event.tenant.as_str(),
         partition,
@@ -137,15 +138,16 @@ pub(super) fn insert(connection: &Connection, state: &mut State, new: &NewDelive
         class_code(class),
         new.event.ordering_key.as_ref().map(OrderingKey::as_str),
         new.timestamp.as_millis(),
-        columns.status,
-        columns.due_at_ms,
+        waiting.status,
+        waiting.due_at_ms,
         new.is_later,
         new.event.timing.expires_at().map(Timestamp::as_millis),
         new.replay_of,
         new.replay,
         new.created_at.as_millis(),
-    ])?;
-    let seq = connection.last_insert_rowid();
+    ];
+    turn.execute_often(INSERT_DELIVERY, columns)?;
+    let seq = turn.last_insert_rowid();
     if state.is_fed {
         state.fed.push(Fed {
             endpoint,

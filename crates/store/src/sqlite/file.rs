@@ -150,14 +150,20 @@ fn check_master_key(connection: &Connection, options: &Options) -> Result<(), Er
     }
 }
 
+/// Where a writer goes again and again: the ends of tables and indexes. What else it wants is in the system's cache. SQLite looks through
+/// all of it whenever a tree was balanced, so that more would cost more than it saves.
+const WRITERS_CACHE_KIB: u32 = 8 * 1024;
+/// Of each of them.
+const READERS_CACHE_KIB: u32 = 2 * 1024;
+
 pub(super) fn connect(path: &Path) -> Result<Connection, Error> {
     let connection = Connection::open(path)?;
     // FULL: an answer is given only after the disk has it. NORMAL could lose acknowledged events in a power cut.
     // The log is checkpointed beside the writer, not inside a commit.
-    connection.execute_batch(
+    connection.execute_batch(&format!(
         "PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 0;
-         PRAGMA busy_timeout = 5000; PRAGMA cache_size = -32768; PRAGMA temp_store = MEMORY;",
-    )?;
+         PRAGMA busy_timeout = 5000; PRAGMA cache_size = -{WRITERS_CACHE_KIB}; PRAGMA temp_store = MEMORY;"
+    ))?;
     connection.set_prepared_statement_cache_capacity(128);
     Ok(connection)
 }
@@ -165,7 +171,9 @@ pub(super) fn connect(path: &Path) -> Result<Connection, Error> {
 pub(super) fn connect_to_read(path: &Path) -> Result<Connection, Error> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
-    connection.execute_batch("PRAGMA busy_timeout = 5000; PRAGMA cache_size = -8192; PRAGMA temp_store = MEMORY;")?;
+    connection.execute_batch(&format!(
+        "PRAGMA busy_timeout = 5000; PRAGMA cache_size = -{READERS_CACHE_KIB}; PRAGMA temp_store = MEMORY;"
+    ))?;
     connection.set_prepared_statement_cache_capacity(128);
     Ok(connection)
 }

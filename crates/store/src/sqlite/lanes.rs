@@ -8,7 +8,7 @@ use posthaste_core::text::{IdempotencyKey, OrderingKey, Version};
 use posthaste_core::time::Timestamp;
 use rusqlite::{Connection, Row, params};
 
-use super::writer::State;
+use super::writer::{State, Turn};
 use super::{SMALL, Sqlite, configuration, row};
 use crate::columns::{
     checked_data, class, class_code, labels, limit, millis, outcome_columns, signed, state_columns, trace_context, unsigned,
@@ -81,10 +81,8 @@ impl Sqlite {
 
     pub(super) async fn record(&self, records: Vec<Record>) -> Result<Vec<RecordedAs>, Error> {
         let store = self.clone();
-        self.write(SMALL * records.len(), move |connection, state| {
-            records.iter().map(|one| record(&store, connection, state, one)).collect()
-        })
-        .await
+        self.write(SMALL * records.len(), move |turn, state| records.iter().map(|one| record(&store, turn, state, one)).collect())
+            .await
     }
 
     pub(super) async fn lane(&self, endpoint: EndpointId) -> Result<Option<LaneState>, Error> {
@@ -238,36 +236,35 @@ pub(super) fn timing(row: &Row<'_>) -> Result<Timing, Error> {
     Ok(Timing::stored(row::optional_timestamp(row, "deliver_at_ms")?, row::optional_timestamp(row, "expires_at_ms")?))
 }
 
-fn record(store: &Sqlite, connection: &Connection, state: &mut State, record: &Record) -> Result<RecordedAs, Error> {
+fn record(store: &Sqlite, turn: &Turn<'_>, state: &mut State, record: &Record) -> Result<RecordedAs, Error> {
     let seq = match &record.recorded {
         Recorded::Attempt { seq, .. } | Recorded::Moved { seq, .. } => Some(signed(*seq)),
         Recorded::Nothing => None,
     };
-    if record.epoch != state.epoch && !may_still_record(connection, record, seq, store.clock_now())? {
+    if record.epoch != state.epoch && !may_still_record(turn, record, seq, store.clock_now())? {
         return Ok(RecordedAs::NotOwner);
     }
     let moved = match &record.recorded {
-        Recorded::Attempt { seq, attempt, state } => record_attempt(connection, signed(*seq), attempt, *state)?,
-        Recorded::Moved { seq, state, .. } => move_on(connection, signed(*seq), *state)?,
+        Recorded::Attempt { seq, attempt, state } => record_attempt(turn, signed(*seq), attempt, *state)?,
+        Recorded::Moved { seq, state, .. } => move_on(turn, signed(*seq), *state)?,
         Recorded::Nothing => true,
     };
     if !moved {
         return Ok(RecordedAs::MovedOn);
     }
     if let Recorded::Moved { audit: Some(audit), .. } = &record.recorded {
-        configuration::write_audit(connection, audit, store.clock_now())?;
+        configuration::write_audit(turn, audit, store.clock_now())?;
     }
     if record.epoch != state.epoch {
-        connection.prepare_cached("DELETE FROM handed_over WHERE delivery_seq = ?1")?.execute([seq])?;
+        turn.prepare_cached("DELETE FROM handed_over WHERE delivery_seq = ?1")?.execute([seq])?;
         return Ok(RecordedAs::Done);
     }
     if let Some(LaneState { memory, timeout }) = &record.lane {
-        connection
-            .prepare_cached("INSERT OR REPLACE INTO lanes (endpoint, document) VALUES (?1, ?2)")?
+        turn.prepare_cached("INSERT OR REPLACE INTO lanes (endpoint, document) VALUES (?1, ?2)")?
             .execute(params![record.endpoint.to_bytes(), document::lane(memory, timeout)])?;
     }
     if record.disables_endpoint {
-        configuration::disable_endpoint(connection, state, record.endpoint, store.clock_now())?;
+        configuration::disable_endpoint(turn, state, record.endpoint, store.clock_now())?;
     }
     Ok(RecordedAs::Done)
 }
@@ -279,55 +276,52 @@ fn may_still_record(connection: &Connection, record: &Record, seq: Option<i64>, 
     Ok(select.exists(params![seq, signed(record.epoch), now.as_millis()])?)
 }
 
-fn record_attempt(connection: &Connection, seq: i64, attempt: &AttemptRecord, state: DeliveryState) -> Result<bool, Error> {
+fn record_attempt(turn: &Turn<'_>, seq: i64, attempt: &AttemptRecord, state: DeliveryState) -> Result<bool, Error> {
     let columns = state_columns(state);
     let (outcome, status_code) = outcome_columns(attempt.outcome);
-    let moved = connection
-        .prepare_cached(
-            "UPDATE deliveries SET status = ?1, due_at_ms = ?2, ended_at_ms = ?3, dead_reason = ?4, cancel_reason = ?5, attempts = ?6,
-                    is_later = max(is_later, ?1 = 'waiting'), last_attempt_at_ms = ?7, last_status_code = ?8, last_error = ?9
-             WHERE seq = ?10 AND status = 'waiting' AND attempts = ?6 - 1",
-        )?
-        .execute(params![
-            columns.status,
-            columns.due_at_ms,
-            columns.ended_at_ms,
-            columns.dead_reason,
-            columns.cancel_reason,
-            attempt.number,
-            attempt.attempted_at.as_millis(),
-            status_code,
-            attempt.error,
-            seq,
-        ])?;
-    if moved == 0 {
+    let moved = params![
+        columns.status,
+        columns.due_at_ms,
+        columns.ended_at_ms,
+        columns.dead_reason,
+        columns.cancel_reason,
+        attempt.number,
+        attempt.attempted_at.as_millis(),
+        status_code,
+        attempt.error,
+        seq,
+    ];
+    if turn.execute_often(UPDATE_ATTEMPTED, moved)? == 0 {
         return Ok(false);
     }
     let timings = attempt.timings;
-    connection
-        .prepare_cached(
-            "INSERT INTO attempts (delivery_seq, number, id, outcome, status_code, response_time_ms, dns_ms, connect_ms, tls_ms,
-                                   first_byte_ms, timeout_ms, preview, error, attempted_at_ms)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14)",
-        )?
-        .execute(params![
-            seq,
-            attempt.number,
-            attempt.id.to_bytes(),
-            outcome,
-            status_code,
-            millis(attempt.response_time),
-            timings.dns.map(millis),
-            timings.connect.map(millis),
-            timings.tls.map(millis),
-            timings.first_byte.map(millis),
-            millis(attempt.timeout),
-            attempt.preview,
-            attempt.error,
-            attempt.attempted_at.as_millis(),
-        ])?;
+    let made = params![
+        seq,
+        attempt.number,
+        attempt.id.to_bytes(),
+        outcome,
+        status_code,
+        millis(attempt.response_time),
+        timings.dns.map(millis),
+        timings.connect.map(millis),
+        timings.tls.map(millis),
+        timings.first_byte.map(millis),
+        millis(attempt.timeout),
+        attempt.preview,
+        attempt.error,
+        attempt.attempted_at.as_millis(),
+    ];
+    turn.execute_often(INSERT_ATTEMPT, made)?;
     Ok(true)
 }
+
+const UPDATE_ATTEMPTED: &str =
+    "UPDATE deliveries SET status = ?1, due_at_ms = ?2, ended_at_ms = ?3, dead_reason = ?4, cancel_reason = ?5, attempts = ?6,
+            is_later = max(is_later, ?1 = 'waiting'), last_attempt_at_ms = ?7, last_status_code = ?8, last_error = ?9
+     WHERE seq = ?10 AND status = 'waiting' AND attempts = ?6 - 1";
+const INSERT_ATTEMPT: &str = "INSERT INTO attempts (delivery_seq, number, id, outcome, status_code, response_time_ms, dns_ms,
+                                                    connect_ms, tls_ms, first_byte_ms, timeout_ms, preview, error, attempted_at_ms)
+                              VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
 
 /// Ends a delivery that waits, or makes it due at another time, without an attempt.
 fn move_on(connection: &Connection, seq: i64, state: DeliveryState) -> Result<bool, Error> {

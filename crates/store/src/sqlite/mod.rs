@@ -33,7 +33,7 @@ use crate::commands::Commander;
 use crate::feed::{Feed, Feeder};
 use crate::routing::Routings;
 use crate::{Epoch, Error, LaneShown, NodeId, Options};
-use writer::{Surroundings, Writer};
+use writer::{Surroundings, Turn, Writer};
 
 /// Connections that read beside the writer.
 const READERS: usize = 4;
@@ -126,7 +126,7 @@ impl Sqlite {
     async fn write<T: Send + 'static>(
         &self,
         bytes: usize,
-        verb: impl FnMut(&Connection, &mut writer::State) -> Result<T, Error> + Send + 'static,
+        verb: impl FnMut(&Turn<'_>, &mut writer::State) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         self.0.writer.write(bytes, verb).await
     }

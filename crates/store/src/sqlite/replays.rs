@@ -10,7 +10,7 @@ use posthaste_core::time::Timestamp;
 use rusqlite::{Connection, Row, named_params, params};
 
 use super::events::{self, NewDelivery};
-use super::writer::State;
+use super::writer::{State, Turn};
 use super::{SMALL, Sqlite, configuration, history, lanes, routing, row};
 use crate::columns::{limit, named, signed, unsigned};
 use crate::routing::{Planned, schedule_of};
@@ -235,13 +235,13 @@ fn look_for_missing(connection: &Connection, store: &Sqlite, filter: &ReplayFilt
 
 fn step(
     store: &Sqlite,
-    connection: &Connection,
+    turn: &Turn<'_>,
     state: &mut State,
     id: ReplayId,
     rows_max: usize,
     unfinished_max: usize,
 ) -> Result<Option<ReplayRow>, Error> {
-    let mut select = connection.prepare_cached("SELECT * FROM replays WHERE id = ?1")?;
+    let mut select = turn.prepare_cached("SELECT * FROM replays WHERE id = ?1")?;
     let found = row::first(select.query([id.to_bytes()])?, |row| {
         Ok((replay_row(row)?, row::column::<i64>(row, "cursor")?, row::column::<i64>(row, "up_to")?))
     })?;
@@ -250,7 +250,7 @@ fn step(
         return Ok(Some(replay));
     }
     let now = store.clock_now();
-    let Look { candidates, more } = look(connection, store, &replay.filter, after, up_to)?;
+    let Look { candidates, more } = look(turn, store, &replay.filter, after, up_to)?;
     let (mut cursor, mut made, mut is_at_the_end) = (after, 0, !more);
     for candidate in candidates {
         let Some(made_of) = candidate.made_of else {
@@ -261,17 +261,17 @@ fn step(
             MadeOf::Delivery { endpoint, .. } => *endpoint,
             MadeOf::MissedEvent { planned, .. } => planned.endpoint,
         };
-        if made >= rows_max || unfinished_replays(connection, endpoint)? >= unfinished_max {
+        if made >= rows_max || unfinished_replays(turn, endpoint)? >= unfinished_max {
             is_at_the_end = false;
             break;
         }
         match made_of {
             MadeOf::Delivery { endpoint, event_type, is_priority } => {
-                let planned = planned(store, connection, endpoint, &event_type, is_priority)?;
-                let event = event_of(connection, candidate.position)?;
+                let planned = planned(store, turn, endpoint, &event_type, is_priority)?;
+                let event = event_of(turn, candidate.position)?;
                 if let (Some(planned), Some((event_seq, Ok(event)))) = (planned, event) {
                     let event = (event_seq, event);
-                    make_again(store, connection, state, candidate.position, &event, planned, Some(&replay), now)?;
+                    make_again(store, turn, state, candidate.position, &event, planned, Some(&replay), now)?;
                     made += 1;
                 }
             }
@@ -288,19 +288,18 @@ fn step(
                     replay: Some(replay.id.to_bytes()),
                     created_at: now,
                 };
-                events::insert(connection, state, &new)?;
+                events::insert(turn, state, &new)?;
                 made += 1;
             }
         }
         cursor = candidate.position;
     }
-    connection
-        .prepare_cached(
-            "UPDATE replays SET cursor = ?2, created = created + ?3, state = CASE WHEN ?4 THEN 'done' ELSE state END,
+    turn.prepare_cached(
+        "UPDATE replays SET cursor = ?2, created = created + ?3, state = CASE WHEN ?4 THEN 'done' ELSE state END,
                     ended_at_ms = CASE WHEN ?4 THEN ?5 END WHERE id = ?1",
-        )?
-        .execute(params![id.to_bytes(), cursor, limit(made), is_at_the_end, now.as_millis()])?;
-    by_id(connection, id)
+    )?
+    .execute(params![id.to_bytes(), cursor, limit(made), is_at_the_end, now.as_millis()])?;
+    by_id(turn, id)
 }
 
 /// How a row would go to this endpoint now; not at all, if it takes nothing.
@@ -345,7 +344,7 @@ fn event_of(connection: &Connection, delivery_seq: i64) -> Result<Option<FoundEv
 #[expect(clippy::too_many_arguments, reason = "all of it goes into one row")]
 fn make_again(
     store: &Sqlite,
-    connection: &Connection,
+    turn: &Turn<'_>,
     state: &mut State,
     original: i64,
     (event_seq, event): &(i64, Arc<Event>),
@@ -366,8 +365,8 @@ fn make_again(
         replay: replay.map(|replay| replay.id.to_bytes()),
         created_at: now,
     };
-    let made = events::insert(connection, state, &new)?;
-    connection.prepare_cached("UPDATE deliveries SET replayed_as = ?2 WHERE seq = ?1")?.execute([original, made])?;
+    let made = events::insert(turn, state, &new)?;
+    turn.prepare_cached("UPDATE deliveries SET replayed_as = ?2 WHERE seq = ?1")?.execute([original, made])?;
     Ok(new.id)
 }
 
