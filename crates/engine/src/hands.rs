@@ -15,7 +15,7 @@ use posthaste_core::time::Timestamp;
 use posthaste_sender::Client;
 use posthaste_store::{
     Command, Counts, DeliveryQuery, DeliveryRow, Error, Minute, Record, Recorded, RecordedAs, StatisticsQuery, StatisticsStep,
-    Store,
+    Store, WindowAsked, WindowRows,
 };
 use tokio::sync::mpsc::{Sender, UnboundedSender};
 use tokio::task::JoinSet;
@@ -23,7 +23,7 @@ use tokio::task::JoinSet;
 use crate::attempt::attempt;
 use crate::lease::Tenure;
 use crate::membership::Membership;
-use crate::owner::{Deed, Owner, Seen, Sending, Wake};
+use crate::owner::{Deed, Life, Owner, Seen, Sending, Wake};
 use crate::told::Look;
 use crate::traced::{self, Traced};
 
@@ -32,6 +32,8 @@ const PAUSE_FIRST: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// Endpoints with work that are read in one go.
 const WORK_PAGE: usize = 1_000;
+/// Windows that are read in one go, each of which may have as many rows as a queue holds.
+const WINDOWS_AT_ONCE_MAX: usize = 64;
 /// Rows that are stamped anew in one go.
 const RESTAMP_ROWS: usize = 500;
 /// Deliveries of one event that somebody wants to call off, in one page.
@@ -65,8 +67,46 @@ impl Hands {
         Hands { store, client, membership, inbox, handing_over: Arc::default(), notices, traced }
     }
 
-    /// `tenure` is that in which it was decided.
-    pub(crate) fn perform(&self, deed: Deed, tenure: Tenure) {
+    /// `tenure` is that in which they were decided.
+    pub(crate) fn perform_all(&self, deeds: Vec<Deed>, tenure: Tenure) {
+        let mut reads = Vec::new();
+        for deed in deeds {
+            self.perform(deed, tenure, &mut reads);
+        }
+        // Many lanes that wake at once want seven windows each.
+        while !reads.is_empty() {
+            let rest = reads.split_off(reads.len().min(WINDOWS_AT_ONCE_MAX));
+            let (hands, reads) = (self.clone(), std::mem::replace(&mut reads, rest));
+            tokio::spawn(async move { hands.read(reads).await });
+        }
+    }
+
+    async fn read(&self, reads: Vec<(Life, WindowAsked)>) {
+        let asked = reads.iter().map(|(_, asked)| asked.clone()).collect();
+        match self.store.windows(asked).await {
+            Ok(found) => reads.into_iter().zip(found).for_each(|(read, rows)| self.has_read(read, rows)),
+            // A row that cannot be read holds up its own lane, and no other.
+            Err(error) => {
+                tracing::debug!(%error, "windows could not be read together");
+                for read in reads {
+                    let hands = self.clone();
+                    tokio::spawn(async move {
+                        let found = again("windows", || hands.store.windows(vec![read.1.clone()])).await;
+                        for rows in found {
+                            hands.has_read(read.clone(), rows);
+                        }
+                    });
+                }
+            }
+        }
+    }
+
+    fn has_read(&self, (life, asked): (Life, WindowAsked), rows: WindowRows) {
+        self.tell(Wake::Read { life, endpoint: asked.endpoint, want: asked.want, rows });
+    }
+
+    /// Begins it, or puts it to what is read together.
+    fn perform(&self, deed: Deed, tenure: Tenure, reads: &mut Vec<(Life, WindowAsked)>) {
         let hands = self.clone();
         match deed {
             Deed::Send(sending) => {
@@ -86,12 +126,7 @@ impl Hands {
                     tokio::spawn(recording);
                 }
             }
-            Deed::Read { life, endpoint, want, limit } => {
-                tokio::spawn(async move {
-                    let rows = again("window", || hands.store.window(endpoint, want.clone(), limit)).await;
-                    hands.tell(Wake::Read { life, endpoint, want, rows });
-                });
-            }
+            Deed::Read { life, endpoint, want, limit } => reads.push((life, WindowAsked { endpoint, want, limit })),
             Deed::ReadBodies { life, wanted } => {
                 tokio::spawn(async move {
                     let seqs: Vec<Seq> = wanted.iter().map(|wanted| wanted.seq).collect();

@@ -176,9 +176,7 @@ pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: 
         for wake in batch.drain(..) {
             owner.wake(now, wake);
         }
-        for deed in owner.next_deeds(now) {
-            hands.perform(deed, tenure);
-        }
+        hands.perform_all(owner.next_deeds(now), tenure);
         if let (Some(metrics), Some(surveyor)) = (&metrics, &mut surveyor) {
             metrics.deliveries().note(&owner.take_notes());
             // After what is due was begun: what is still due then is stuck.

@@ -36,6 +36,7 @@ use posthaste_sender::request::{self, Address, Signer, Try};
 use posthaste_sender::{Client, Options as SenderOptions, Policy, Posted};
 use posthaste_store::{
     AttemptRecord, Feed, Keyring, MasterKey, NewEvent, NodeId, Options as StoreOptions, PARTITIONS, RecordedAs, Sqlite, Store,
+    WindowAsked,
 };
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -230,7 +231,8 @@ impl Bench {
                         self.owner.wake(now, Wake::TakenUp { life, asked: endpoints, found });
                     }
                     Deed::Read { life, endpoint, want, limit } => {
-                        let rows = self.store.window(endpoint, want.clone(), limit).await.unwrap();
+                        let asked = vec![WindowAsked { endpoint, want: want.clone(), limit }];
+                        let rows = self.store.windows(asked).await.unwrap().pop().unwrap();
                         self.owner.wake(now, Wake::Read { life, endpoint, want, rows });
                     }
                     Deed::ReadBodies { life, wanted } => {

@@ -6,7 +6,7 @@ use posthaste_core::bucket::Bucket;
 use posthaste_core::delivery::{Outcome, State, Timings};
 use posthaste_core::event::Event;
 use posthaste_core::id::{AttemptId, DeliveryId, EndpointId};
-use posthaste_core::scheduler::{Entry, LaneMemory, Seq};
+use posthaste_core::scheduler::{Entry, LaneMemory, Seq, Want};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Adaptive;
 
@@ -19,6 +19,14 @@ pub struct TakenUp {
     /// `None` for one that was deleted.
     pub tenant: Option<StoredTenant>,
     pub lane: Option<LaneState>,
+}
+
+/// One of a lane's queues, and how much of it.
+#[derive(Clone, PartialEq, Debug)]
+pub struct WindowAsked {
+    pub endpoint: EndpointId,
+    pub want: Want,
+    pub limit: usize,
 }
 
 /// The first rows of a queue, in its order.

@@ -40,7 +40,7 @@ use std::time::Duration;
 
 use posthaste_core::catalogue::Entry;
 use posthaste_core::id::{DeliveryId, EndpointId, EventId, KeyId, ReplayId, TenantId, Unique};
-use posthaste_core::scheduler::{Seq, Want};
+use posthaste_core::scheduler::Seq;
 use posthaste_core::time::Timestamp;
 
 pub use accepting::{DEFAULT_TENANT, Draft, Refused, check_tenant};
@@ -53,7 +53,7 @@ pub use configuration::{
     StoredEndpoint, StoredSecret, StoredTenant,
 };
 pub use delivering::{
-    AttemptRecord, Body, BodyError, LaneShown, LaneState, Record, Recorded, RecordedAs, Swept, TakenUp, WindowRows,
+    AttemptRecord, Body, BodyError, LaneShown, LaneState, Record, Recorded, RecordedAs, Swept, TakenUp, WindowAsked, WindowRows,
 };
 pub use examination::{Examined, MasterKeyFit, Schema};
 pub use feed::{Fed, Feed};
@@ -128,8 +128,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn sweep(&self, after: Seq) -> Answer<'_, Swept>;
     /// What an owner has to know about these endpoints; in any order, deleted ones too, without those that never were.
     fn take_up(&self, endpoints: Vec<EndpointId>) -> Answer<'_, Vec<TakenUp>>;
-    /// The next rows of one of a lane's queues.
-    fn window(&self, endpoint: EndpointId, want: Want, limit: usize) -> Answer<'_, WindowRows>;
+    /// The next rows of these queues of lanes; one answer for each, in the order asked.
+    fn windows(&self, asked: Vec<WindowAsked>) -> Answer<'_, Vec<WindowRows>>;
     /// What these deliveries carry; in the order asked, without those that are gone.
     fn bodies(&self, deliveries: Vec<Seq>) -> Answer<'_, Vec<Body>>;
     /// Keeps attempts, moves their deliveries on, and writes lane states, together for each one given. One that is not

@@ -4,8 +4,9 @@ use posthaste_core::delivery::{DeadReason, State};
 use posthaste_core::endpoint::Status;
 use posthaste_engine::Options;
 use posthaste_signing::{Key, Received, Secret, TOLERANCE, standard};
+use posthaste_store::DeliveryQuery;
 
-use crate::world::{SECRET, World};
+use crate::world::{SECRET, World, until};
 
 #[tokio::test]
 async fn a_delivery_is_tried_until_it_arrives_with_the_same_id_and_body_each_time() {
@@ -93,6 +94,24 @@ async fn what_was_published_before_the_engine_ran_is_delivered_by_it() {
     }
     engine.stop().await;
     assert_eq!(world.receiver.hits.lock().unwrap().len(), 50, "each once");
+}
+
+#[tokio::test]
+async fn a_row_that_cannot_be_read_holds_up_its_own_endpoint_alone() {
+    let world = World::new("unreadable", &[]).await;
+    let other = world.another_endpoint().await;
+    world.publish("1").await;
+    let query = DeliveryQuery { endpoint: Some(other), limit: 1, ..DeliveryQuery::default() };
+    let readable = world.store.deliveries(query).await.unwrap().rows[0].seq;
+    world.tamper(&format!("UPDATE deliveries SET type = '' WHERE seq <> {readable}"));
+    let engine = world.start();
+    let has_ended = || async {
+        let state = world.store.deliveries_at(vec![readable]).await.unwrap()[0].state;
+        matches!(state, State::Delivered { .. }).then_some(())
+    };
+    until("the other one is delivered", has_ended).await;
+    engine.stop().await;
+    assert_eq!(world.hits(), 1);
 }
 
 #[tokio::test]

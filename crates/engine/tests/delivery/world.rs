@@ -144,13 +144,22 @@ impl World {
         let url = format!("http://{}/", listener.local_addr().unwrap());
         let router = Router::new().route("/", post(answer)).with_state(receiver.clone());
         tokio::spawn(async move { axum::serve(listener, router).await });
-        let id = EndpointId::from_unique(store.unique());
-        let mut endpoint = Endpoint::new(id, tenant(), url, store.now());
-        say(&mut endpoint);
-        let secrets = vec![StoredSecret { secret: SecretText(SECRET.to_owned()), until: None }];
-        let change = Change::CreateEndpoint(Box::new(NewEndpoint { endpoint, secrets, per_tenant_max: 10 }));
-        store.configure(change, audit("endpoint.create")).await.unwrap().unwrap();
-        World { kept, store, receiver, endpoint: id, master_key }
+        let endpoint = make_endpoint(store.as_ref(), url, say).await;
+        World { kept, store, receiver, endpoint, master_key }
+    }
+
+    /// At the same receiver.
+    pub(crate) async fn another_endpoint(&self) -> EndpointId {
+        let url = self.store.endpoint(self.endpoint).await.unwrap().unwrap().endpoint.url;
+        make_endpoint(self.store.as_ref(), url, |_| {}).await
+    }
+
+    /// Does to the database what we would not.
+    pub(crate) fn tamper(&self, sql: &str) {
+        let Kept::Directory(directory) = &self.kept else { panic!("it is not in a directory") };
+        let connection = rusqlite::Connection::open(directory.join("posthaste.db")).unwrap();
+        connection.busy_timeout(Duration::from_secs(5)).unwrap();
+        connection.execute_batch(sql).unwrap();
     }
 
     /// Closes the store and opens it again, as another process would.
@@ -294,6 +303,16 @@ impl Drop for World {
             let _ = std::fs::remove_dir_all(directory);
         }
     }
+}
+
+async fn make_endpoint(store: &dyn Store, url: String, say: impl FnOnce(&mut Endpoint)) -> EndpointId {
+    let id = EndpointId::from_unique(store.unique());
+    let mut endpoint = Endpoint::new(id, tenant(), url, store.now());
+    say(&mut endpoint);
+    let secrets = vec![StoredSecret { secret: SecretText(SECRET.to_owned()), until: None }];
+    let change = Change::CreateEndpoint(Box::new(NewEndpoint { endpoint, secrets, per_tenant_max: 10 }));
+    store.configure(change, audit("endpoint.create")).await.unwrap().unwrap();
+    id
 }
 
 pub(crate) fn tenant() -> TenantId {

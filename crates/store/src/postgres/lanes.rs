@@ -21,7 +21,9 @@ use crate::columns::{
     unsigned,
 };
 use crate::routing::schedule_of;
-use crate::{AttemptRecord, Audit, Body, BodyError, Error, LaneState, Record, Recorded, RecordedAs, Swept, WindowRows, document};
+use crate::{
+    AttemptRecord, Audit, Body, BodyError, Error, LaneState, Record, Recorded, RecordedAs, Swept, WindowAsked, WindowRows, document,
+};
 
 /// What a record is taken to weigh while it waits.
 const RECORD_BYTES: usize = 512;
@@ -52,32 +54,29 @@ impl Database {
         .await
     }
 
-    pub(super) async fn window(&self, endpoint: EndpointId, want: Want, rows_max: usize) -> Result<WindowRows, Error> {
-        let want = &want;
+    pub(super) async fn windows(&self, asked: Vec<WindowAsked>) -> Result<Vec<WindowRows>, Error> {
+        let asked = &asked;
         self.read(|connection| async move {
             // Before the look, as is the last row: whatever is committed meanwhile may be among its rows and is not said to be.
             let done = self.in_flight.all_done_up_to();
-            let endpoint = endpoint.to_bytes().to_vec();
-            let wanted = limit(rows_max.saturating_add(1));
-            let (sql, parameters): (&str, Parameters<'_>) = match want {
-                Want::Fresh(class) => (SELECT_FRESH, row::parameters![endpoint, class_code(*class), wanted]),
-                Want::Later(class) => (SELECT_LATER, row::parameters![endpoint, class_code(*class), wanted]),
-                Want::Head(key) => (SELECT_HEAD, row::parameters![endpoint, key.as_str()]),
-                Want::Heads { after } => {
-                    let after = after.as_ref().map_or("", OrderingKey::as_str);
-                    (SELECT_HEADS, row::parameters![endpoint, after, wanted])
-                }
-            };
-            let (last, select) = (connection.prepare(SELECT_LAST_SEQ).await?, connection.prepare(sql).await?);
+            let last = connection.prepare(SELECT_LAST_SEQ).await?;
+            let mut selects = Vec::with_capacity(asked.len());
+            for one in asked {
+                let (sql, parameters) = select_window(one);
+                selects.push((connection.prepare(sql).await?, parameters));
+            }
             let mut flight = Flight::new(&connection);
             let last = flight.query(last, vec![]);
-            let select = flight.query(select, parameters);
+            let selects: Vec<_> = selects.into_iter().map(|(select, parameters)| flight.query(select, parameters)).collect();
             let landed = flight.land().await.map_err(|crash| crash.problem)?;
-            let mut rows = landed[select].iter().map(entry).collect::<Result<Vec<_>, _>>()?;
             let seen = landed[last].first().map(|row| row::column(row, "seq")).transpose()?.map_or(0, unsigned).min(done);
-            let more = rows.len() > rows_max;
-            rows.truncate(rows_max);
-            Ok(WindowRows { rows, more, seen })
+            let window = |(asked, select): (&WindowAsked, usize)| {
+                let mut rows = landed[select].iter().map(entry).collect::<Result<Vec<_>, _>>()?;
+                let more = rows.len() > asked.limit;
+                rows.truncate(asked.limit);
+                Ok(WindowRows { rows, more, seen })
+            };
+            asked.iter().zip(selects).map(window).collect()
         })
         .await
     }
@@ -113,6 +112,19 @@ impl Database {
 
     pub(super) async fn restamp(&self, endpoint: EndpointId, after: Seq, rows_max: usize) -> Result<Option<Seq>, Error> {
         self.transact(|connection| async move { restamp(self, &connection, endpoint, after, rows_max).await }).await
+    }
+}
+
+fn select_window(asked: &WindowAsked) -> (&'static str, Parameters<'_>) {
+    let (endpoint, wanted) = (asked.endpoint.to_bytes().to_vec(), limit(asked.limit.saturating_add(1)));
+    match &asked.want {
+        Want::Fresh(class) => (SELECT_FRESH, row::parameters![endpoint, class_code(*class), wanted]),
+        Want::Later(class) => (SELECT_LATER, row::parameters![endpoint, class_code(*class), wanted]),
+        Want::Head(key) => (SELECT_HEAD, row::parameters![endpoint, key.as_str()]),
+        Want::Heads { after } => {
+            let after = after.as_ref().map_or("", OrderingKey::as_str);
+            (SELECT_HEADS, row::parameters![endpoint, after, wanted])
+        }
     }
 }
 

@@ -230,7 +230,7 @@ macro_rules! verbs {
 mod verbs {
     use posthaste_core::catalogue;
     use posthaste_core::id::{DeliveryId, EndpointId, EventId, KeyId, ReplayId, TenantId, Unique};
-    use posthaste_core::scheduler::{Seq, Want};
+    use posthaste_core::scheduler::Seq;
     use posthaste_core::time::Timestamp;
 
     use super::{Feed, Postgres, commands};
@@ -240,7 +240,7 @@ mod verbs {
         Configured, DeliveryQuery, DeliveryRow, EndpointQuery, EventQuery, EventRow, HandedOver, Housekeeping, Key, KeyHash,
         LaneShown, LaneState, MadeAfter, Minute, NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record,
         RecordedAs, Refusal, ReplayFilter, ReplayRow, StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredTenant, Swept,
-        SweptAway, TakenUp, WindowRows,
+        SweptAway, TakenUp, WindowAsked, WindowRows,
     };
 
     impl Store for Postgres {
@@ -297,7 +297,7 @@ mod verbs {
             work(after: Option<EndpointId>, limit: usize) -> Vec<EndpointId>;
             sweep(after: Seq) -> Swept;
             take_up(endpoints: Vec<EndpointId>) -> Vec<TakenUp>;
-            window(endpoint: EndpointId, want: Want, limit: usize) -> WindowRows;
+            windows(asked: Vec<WindowAsked>) -> Vec<WindowRows>;
             bodies(deliveries: Vec<Seq>) -> Vec<Body>;
             lane(endpoint: EndpointId) -> Option<LaneState>;
             command(partition: Partition, command: Command) -> Commanded;

@@ -14,7 +14,9 @@ use crate::columns::{
     checked_data, class, class_code, labels, limit, millis, outcome_columns, signed, state_columns, trace_context, unsigned,
 };
 use crate::routing::schedule_of;
-use crate::{AttemptRecord, Body, BodyError, Error, LaneState, Record, Recorded, RecordedAs, Swept, WindowRows, document};
+use crate::{
+    AttemptRecord, Body, BodyError, Error, LaneState, Record, Recorded, RecordedAs, Swept, WindowAsked, WindowRows, document,
+};
 
 impl Sqlite {
     /// A skip scan over each of the three queues: as many steps as there are endpoints with work.
@@ -33,30 +35,10 @@ impl Sqlite {
         .await
     }
 
-    pub(super) async fn window(&self, endpoint: EndpointId, want: Want, rows_max: usize) -> Result<WindowRows, Error> {
+    pub(super) async fn windows(&self, asked: Vec<WindowAsked>) -> Result<Vec<WindowRows>, Error> {
         self.read(move |connection| {
             let seen = last_seq(connection)?;
-            let wanted = limit(rows_max.saturating_add(1));
-            let mut rows = match &want {
-                Want::Fresh(class) => connection.prepare_cached(SELECT_FRESH).map_err(Error::from).and_then(|mut select| {
-                    row::all(select.query(params![endpoint.to_bytes(), class_code(*class), wanted])?, entry)
-                })?,
-                Want::Later(class) => connection.prepare_cached(SELECT_LATER).map_err(Error::from).and_then(|mut select| {
-                    row::all(select.query(params![endpoint.to_bytes(), class_code(*class), wanted])?, entry)
-                })?,
-                Want::Head(key) => connection
-                    .prepare_cached(SELECT_HEAD)
-                    .map_err(Error::from)
-                    .and_then(|mut select| row::all(select.query(params![endpoint.to_bytes(), key.as_str()])?, entry))?,
-                Want::Heads { after } => {
-                    let after = after.as_ref().map_or("", OrderingKey::as_str);
-                    let mut select = connection.prepare_cached(SELECT_HEADS)?;
-                    row::all(select.query(params![endpoint.to_bytes(), after, wanted])?, entry)?
-                }
-            };
-            let more = rows.len() > rows_max;
-            rows.truncate(rows_max);
-            Ok(WindowRows { rows, more, seen })
+            asked.iter().map(|asked| window(connection, asked, seen)).collect()
         })
         .await
     }
@@ -111,6 +93,32 @@ pub(super) fn with_work(connection: &Connection, after: Option<EndpointId>, rows
         after = endpoint.to_vec();
     }
     Ok(found)
+}
+
+fn window(connection: &Connection, asked: &WindowAsked, seen: Seq) -> Result<WindowRows, Error> {
+    let (endpoint, wanted) = (asked.endpoint.to_bytes(), limit(asked.limit.saturating_add(1)));
+    let mut rows = match &asked.want {
+        Want::Fresh(class) => {
+            let mut select = connection.prepare_cached(SELECT_FRESH)?;
+            row::all(select.query(params![endpoint, class_code(*class), wanted])?, entry)?
+        }
+        Want::Later(class) => {
+            let mut select = connection.prepare_cached(SELECT_LATER)?;
+            row::all(select.query(params![endpoint, class_code(*class), wanted])?, entry)?
+        }
+        Want::Head(key) => {
+            let mut select = connection.prepare_cached(SELECT_HEAD)?;
+            row::all(select.query(params![endpoint, key.as_str()])?, entry)?
+        }
+        Want::Heads { after } => {
+            let after = after.as_ref().map_or("", OrderingKey::as_str);
+            let mut select = connection.prepare_cached(SELECT_HEADS)?;
+            row::all(select.query(params![endpoint, after, wanted])?, entry)?
+        }
+    };
+    let more = rows.len() > asked.limit;
+    rows.truncate(asked.limit);
+    Ok(WindowRows { rows, more, seen })
 }
 
 /// The next endpoint with something in that queue.

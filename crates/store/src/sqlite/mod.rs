@@ -192,7 +192,7 @@ mod verbs {
 
     use posthaste_core::catalogue;
     use posthaste_core::id::{DeliveryId, EndpointId, EventId, KeyId, ReplayId, TenantId, Unique};
-    use posthaste_core::scheduler::{Seq, Want};
+    use posthaste_core::scheduler::Seq;
     use posthaste_core::time::Timestamp;
 
     use super::{Clock, Feed, Sqlite};
@@ -201,7 +201,7 @@ mod verbs {
         Configured, DeliveryQuery, DeliveryRow, EndpointQuery, EventQuery, EventRow, HandedOver, Housekeeping, Key, KeyHash,
         LaneShown, LaneState, MadeAfter, Minute, NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record,
         RecordedAs, Refusal, ReplayFilter, ReplayRow, StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredTenant, Swept,
-        SweptAway, TakenUp, WindowRows,
+        SweptAway, TakenUp, WindowAsked, WindowRows,
     };
 
     impl Store for Sqlite {
@@ -270,7 +270,7 @@ mod verbs {
             work(after: Option<EndpointId>, limit: usize) -> Vec<EndpointId>;
             sweep(after: Seq) -> Swept;
             take_up(endpoints: Vec<EndpointId>) -> Vec<TakenUp>;
-            window(endpoint: EndpointId, want: Want, limit: usize) -> WindowRows;
+            windows(asked: Vec<WindowAsked>) -> Vec<WindowRows>;
             bodies(deliveries: Vec<Seq>) -> Vec<Body>;
             record(records: Vec<Record>) -> Vec<RecordedAs>;
             lane(endpoint: EndpointId) -> Option<LaneState>;

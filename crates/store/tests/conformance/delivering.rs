@@ -19,6 +19,7 @@ crate::conform! {
     a_record_under_an_old_epoch_changes_nothing_and_harms_nobody_else
     a_record_for_a_delivery_that_is_not_there_changes_nothing
     windows_hold_each_queue_in_its_own_order
+    windows_asked_for_together_are_answered_in_their_order
     only_the_head_of_a_key_is_read
     endpoints_with_work_are_found
     a_sweep_names_who_was_given_something
@@ -131,6 +132,23 @@ async fn windows_hold_each_queue_in_its_own_order(world: World) {
     assert!(seqs(world.window(endpoint.id, Want::Fresh(Class::Rest), 10).await).is_empty());
     let exact = world.window(endpoint.id, Want::Later(Class::Exempt), 4).await;
     assert!(!exact.more, "just as many as were asked for");
+}
+
+async fn windows_asked_for_together_are_answered_in_their_order(world: World) {
+    let [one, other] = [world.endpoint("acme").await.id, world.endpoint("globex").await.id];
+    let [first, second] = [world.delivery("acme").await.seq, world.delivery("globex").await.seq];
+    let asked = |endpoint, want, limit| WindowAsked { endpoint, want, limit };
+    let windows = vec![
+        asked(other, Want::Fresh(Class::Exempt), 10),
+        asked(one, Want::Later(Class::Exempt), 10),
+        asked(one, Want::Fresh(Class::Exempt), 10),
+        asked(other, Want::Fresh(Class::Exempt), 0),
+    ];
+    let answers = world.store.windows(windows).await.unwrap();
+    let found: Vec<_> = answers.iter().map(|rows| (rows.rows.iter().map(|row| row.seq).collect::<Vec<_>>(), rows.more)).collect();
+    assert_eq!(found, [(vec![second], false), (vec![], false), (vec![first], false), (vec![], true)]);
+    assert!(answers.iter().all(|rows| rows.seen == second));
+    assert_eq!(world.store.windows(vec![]).await.unwrap(), []);
 }
 
 async fn only_the_head_of_a_key_is_read(world: World) {

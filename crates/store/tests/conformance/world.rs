@@ -187,7 +187,7 @@ impl World {
     }
 
     pub(crate) async fn window(&self, endpoint: EndpointId, want: Want, limit: usize) -> WindowRows {
-        self.store.window(endpoint, want, limit).await.unwrap()
+        self.store.windows(vec![WindowAsked { endpoint, want, limit }]).await.unwrap().pop().unwrap()
     }
 
     /// The beginnings of all queues together, as a set of rows.

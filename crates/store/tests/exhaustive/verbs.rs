@@ -345,7 +345,7 @@ const READING: &[&str] = &[
     "feed",
     "work",
     "sweep",
-    "window",
+    "windows",
     "take_up",
     "tenant_versions",
     "is_shared",
