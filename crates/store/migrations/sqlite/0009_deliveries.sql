@@ -1,5 +1,6 @@
 -- 0009_deliveries.sql: one event on its way to one endpoint. Mirrors `State` in core.
--- Checks are written out: for `IN (…)` SQLite makes a table of the list for every row that is written.
+-- Checks are written out: for `IN (…)` SQLite makes a table of the list for every row that is written. What depends on the status is one
+-- check, which looks at it once.
 CREATE TABLE deliveries (
   seq                INTEGER PRIMARY KEY,  -- the order of acceptance
   id                 BLOB    NOT NULL CHECK (length(id) = 16),
@@ -13,13 +14,13 @@ CREATE TABLE deliveries (
   class              INTEGER NOT NULL CHECK (class = 0 OR class = 1 OR class = 2),  -- priority, exempt from quiet hours, rest
   ordering_key       TEXT,
   timestamp_ms       INTEGER NOT NULL,  -- when it happened, or for a replay when that was asked for
-  status             TEXT    NOT NULL CHECK (status = 'waiting' OR status = 'delivered' OR status = 'dead' OR status = 'cancelled'),
+  status             TEXT    NOT NULL,  -- waiting, delivered, dead, cancelled
   due_at_ms          INTEGER,  -- not before; NULL once it has ended
   is_later           INTEGER NOT NULL CHECK (is_later = 0 OR is_later = 1),  -- due by a failure or by deliver_at
   expires_at_ms      INTEGER,
   ended_at_ms        INTEGER,
-  dead_reason        TEXT CHECK (dead_reason = 'permanent_failure' OR dead_reason = 'max_attempts_exceeded' OR dead_reason = 'endpoint_gone' OR dead_reason = 'expired' OR dead_reason = 'corrupt'),
-  cancel_reason      TEXT CHECK (cancel_reason = 'requested' OR cancel_reason = 'endpoint_deleted' OR cancel_reason = 'unsubscribed'),
+  dead_reason        TEXT,
+  cancel_reason      TEXT,
   attempts           INTEGER NOT NULL DEFAULT 0,
   last_attempt_at_ms INTEGER,
   last_status_code   INTEGER,
@@ -28,25 +29,30 @@ CREATE TABLE deliveries (
   replay             BLOB,     -- the replay that made it
   replayed_as        INTEGER,  -- the delivery that repeats this one
   created_at_ms      INTEGER NOT NULL,
-  CHECK ((status = 'waiting')   = (due_at_ms     IS NOT NULL)),
-  CHECK ((status <> 'waiting')  = (ended_at_ms   IS NOT NULL)),
-  CHECK ((status = 'dead')      = (dead_reason   IS NOT NULL)),
-  CHECK ((status = 'cancelled') = (cancel_reason IS NOT NULL))
+  CHECK (CASE status
+    WHEN 'waiting'   THEN due_at_ms IS NOT NULL AND ended_at_ms IS NULL AND dead_reason IS NULL AND cancel_reason IS NULL
+    WHEN 'delivered' THEN due_at_ms IS NULL AND ended_at_ms IS NOT NULL AND dead_reason IS NULL AND cancel_reason IS NULL
+    WHEN 'dead'      THEN due_at_ms IS NULL AND ended_at_ms IS NOT NULL AND cancel_reason IS NULL AND dead_reason IS NOT NULL
+      AND (dead_reason = 'permanent_failure' OR dead_reason = 'max_attempts_exceeded' OR dead_reason = 'endpoint_gone' OR dead_reason = 'expired' OR dead_reason = 'corrupt')
+    WHEN 'cancelled' THEN due_at_ms IS NULL AND ended_at_ms IS NOT NULL AND dead_reason IS NULL AND cancel_reason IS NOT NULL
+      AND (cancel_reason = 'requested' OR cancel_reason = 'endpoint_deleted' OR cancel_reason = 'unsubscribed')
+    ELSE 0 END)
 ) STRICT;
 
 CREATE UNIQUE INDEX deliveries_by_id ON deliveries (id);
 -- One original for each event and endpoint; replays are further deliveries.
 CREATE UNIQUE INDEX deliveries_by_event ON deliveries (event_seq, endpoint, (CASE WHEN replay_of IS NULL THEN 0 ELSE seq END));
-CREATE INDEX deliveries_by_endpoint ON deliveries (endpoint, seq);
-CREATE INDEX deliveries_by_tenant ON deliveries (tenant, seq);
+-- And by seq, as every index is that does not say otherwise: to name it would keep it twice.
+CREATE INDEX deliveries_by_endpoint ON deliveries (endpoint);
+CREATE INDEX deliveries_by_tenant ON deliveries (tenant);
 -- The dead letters that are open, the newest death last.
 CREATE INDEX deliveries_dead ON deliveries (ended_at_ms, seq) WHERE status = 'dead' AND replayed_as IS NULL;
 CREATE INDEX deliveries_dead_by_tenant ON deliveries (tenant, ended_at_ms, seq) WHERE status = 'dead' AND replayed_as IS NULL;
 
 -- The three queues of a lane, each in its own order, and each only as large as the backlog.
-CREATE INDEX deliveries_fresh ON deliveries (endpoint, class, timestamp_ms, seq)
+CREATE INDEX deliveries_fresh ON deliveries (endpoint, class, timestamp_ms)
   WHERE status = 'waiting' AND is_later = 0 AND ordering_key IS NULL;
-CREATE INDEX deliveries_later ON deliveries (endpoint, class, due_at_ms, seq)
+CREATE INDEX deliveries_later ON deliveries (endpoint, class, due_at_ms)
   WHERE status = 'waiting' AND is_later = 1 AND ordering_key IS NULL;
 CREATE INDEX deliveries_keyed ON deliveries (endpoint, ordering_key, seq)
   WHERE status = 'waiting' AND ordering_key IS NOT NULL;

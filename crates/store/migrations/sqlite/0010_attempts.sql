@@ -3,7 +3,7 @@ CREATE TABLE attempts (
   delivery_seq     INTEGER NOT NULL,
   number           INTEGER NOT NULL CHECK (number > 0),
   id               BLOB    NOT NULL CHECK (length(id) = 16),
-  outcome          TEXT    NOT NULL CHECK (outcome = 'answered' OR outcome = 'timeout' OR outcome = 'reset' OR outcome = 'connect' OR outcome = 'tls' OR outcome = 'dns' OR outcome = 'blocked'),
+  outcome          TEXT    NOT NULL,  -- answered, or why not
   status_code      INTEGER,
   response_time_ms INTEGER NOT NULL,
   dns_ms           INTEGER,
@@ -15,5 +15,8 @@ CREATE TABLE attempts (
   error            TEXT,
   attempted_at_ms  INTEGER NOT NULL,
   PRIMARY KEY (delivery_seq, number),
-  CHECK ((outcome = 'answered') = (status_code IS NOT NULL))
+  CHECK (CASE outcome
+    WHEN 'answered' THEN status_code IS NOT NULL
+    ELSE status_code IS NULL AND (outcome = 'timeout' OR outcome = 'reset' OR outcome = 'connect' OR outcome = 'tls' OR outcome = 'dns' OR outcome = 'blocked')
+    END)
 ) STRICT, WITHOUT ROWID;
