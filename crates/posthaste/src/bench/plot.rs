@@ -104,13 +104,16 @@ fn svg(heading: &str, charts: &[Chart]) -> String {
     svg
 }
 
+/// How the names of those begin that are not Posthaste. Their bars are grey.
+const BESIDE: [&str; 5] = ["raw", "bare store", "group commit", "client alone", "forwarder"];
+
 fn draw_bars(svg: &mut String, top: f64, bars: &[(String, f64)]) {
     let most = bars.iter().map(|(_, value)| *value).fold(f64::MIN_POSITIVE, f64::max);
     for (place, (name, value)) in bars.iter().enumerate() {
         let y = top + BAR_STEP * place as f64;
         let width = (value / most * BAR_WIDTH_MAX).max(1.0);
         // What is compared with is not ours.
-        let is_beside = name.starts_with("raw") || name.starts_with("group") || name.starts_with("client");
+        let is_beside = BESIDE.iter().any(|beginning| name.starts_with(beginning));
         let colour = if is_beside { "#999999" } else { COLOURS[0] };
         text(svg, BAR_LEFT - 10.0, y + 16.0, "end", "", name);
         let _ = writeln!(svg, "<rect x=\"{BAR_LEFT}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"20\" fill=\"{colour}\"/>");
