@@ -70,7 +70,7 @@ enum What {
     Throughput(throughput::Course),
     /// Publish at a fixed rate and tell how long events take to be acknowledged and to arrive
     Latency(latency::Course),
-    /// What the machine does without Posthaste: a forwarder that remembers nothing, the client alone, a bare writer
+    /// What the machine does without Posthaste: a forwarder that remembers nothing, the client alone, a bare writer, a bare store
     Raw(raw::Course),
     /// The same load beside deliveries that wait, and how long a restart takes then
     Backlog(backlog::Course),
