@@ -3,6 +3,7 @@
 //! A store that fails is asked again until it answers: nothing is lost by waiting, and the owner need not know.
 
 use std::future::Future;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Waker};
@@ -43,16 +44,27 @@ const LEAVE_ROWS: usize = 500;
 /// What a stop waits for the store to take its last words.
 const LEAVE_MAX: Duration = Duration::from_secs(5);
 
+/// Each deed has a clone.
 #[derive(Clone)]
-pub(crate) struct Hands {
+pub(crate) struct Hands(Arc<Tools>);
+
+pub(crate) struct Tools {
     store: Arc<dyn Store>,
     client: Client,
     membership: Arc<Membership>,
     inbox: UnboundedSender<Wake>,
     /// What a stop has to wait for.
-    handing_over: Arc<Mutex<JoinSet<()>>>,
+    handing_over: Mutex<JoinSet<()>>,
     notices: Option<Sender<Noticed>>,
     traced: Traced,
+}
+
+impl Deref for Hands {
+    type Target = Tools;
+
+    fn deref(&self) -> &Tools {
+        &self.0
+    }
 }
 
 impl Hands {
@@ -64,7 +76,7 @@ impl Hands {
         notices: Option<Sender<Noticed>>,
         traced: Traced,
     ) -> Hands {
-        Hands { store, client, membership, inbox, handing_over: Arc::default(), notices, traced }
+        Hands(Arc::new(Tools { store, client, membership, inbox, handing_over: Mutex::default(), notices, traced }))
     }
 
     /// `tenure` is that in which they were decided.

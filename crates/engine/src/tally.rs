@@ -81,7 +81,9 @@ pub(crate) struct Recent(BTreeMap<Timestamp, Tally>);
 impl Recent {
     pub(crate) fn add(&mut self, now: Timestamp, timed_out: bool) {
         let oldest = Timestamp::from_millis(start_of_minute(now).as_millis() - RECENT_MINUTES * MINUTE_MILLIS);
-        self.0 = self.0.split_off(&oldest);
+        while self.0.first_key_value().is_some_and(|(minute, _)| *minute < oldest) {
+            self.0.pop_first();
+        }
         let minute = self.0.entry(start_of_minute(now)).or_default();
         minute.attempts += 1;
         minute.timeouts += u64::from(timed_out);

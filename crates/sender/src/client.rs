@@ -114,9 +114,9 @@ impl Client {
         let sent = self.send(&mut visit, may_send, to, request, started + timeout, &mut timings).await;
         let response_time = started.elapsed();
         Some(match sent? {
-            Ok((response, lease)) => {
+            Ok((response, mut lease)) => {
                 let outcome = Outcome::Answered { status: response.status().as_u16(), retry_after: asked_to_wait(&response, now) };
-                let Preview { text, is_whole } = preview::read(response, &secrets).await;
+                let Preview { text, is_whole } = lease.connection().drive(preview::read(response, &secrets)).await;
                 if is_whole {
                     lease.keep();
                 }

@@ -1,10 +1,11 @@
 //! One connection to a receiver, over which requests go one after another (HTTP/1.1) or side by side (HTTP/2).
 
 use std::error::Error;
+use std::future::poll_fn;
 use std::net::IpAddr;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -42,8 +43,31 @@ pub(crate) struct Connection {
 }
 
 enum Wire {
-    Http1(http1::SendRequest<Body>),
+    Http1 { send: http1::SendRequest<Body>, driver: Driver },
     Http2(http2::SendRequest<Body>),
+}
+
+/// What moves the bytes of an HTTP/1.1 connection. No task of its own does that, which would have to be woken for every request and then
+/// wake whoever waits for the answer: they do it themselves. Between requests nobody does. `None` once it has ended.
+struct Driver(Option<Box<http1::Connection<TokioIo<Metered<Stream>>, Body>>>);
+
+impl Driver {
+    /// Waits for that, which needs bytes to be moved.
+    async fn drive<T>(&mut self, awaited: impl Future<Output = T>) -> T {
+        let mut awaited = pin!(awaited);
+        poll_fn(|context| {
+            self.step(context);
+            awaited.as_mut().poll(context)
+        })
+        .await
+    }
+
+    fn step(&mut self, context: &mut Context<'_>) {
+        // How it ended is told to whoever waits for an answer.
+        if self.0.as_mut().is_some_and(|connection| Pin::new(connection).poll(context).is_ready()) {
+            self.0 = None;
+        }
+    }
 }
 
 /// What the pool has to know of a connection.
@@ -68,7 +92,7 @@ impl Drop for Facts {
     }
 }
 
-/// What runs for one connection, so that it can be ended with it.
+/// What runs for an HTTP/2 connection, so that it can be ended with it.
 #[derive(Clone, Default)]
 struct Tasks(Arc<Mutex<JoinSet<()>>>);
 
@@ -113,7 +137,7 @@ impl Connection {
                 .await?;
             let multiplexer = Arc::new(Mutex::new(Some(connection)));
             let driven = Arc::clone(&multiplexer);
-            tasks.execute(std::future::poll_fn(move |context| {
+            tasks.execute(poll_fn(move |context| {
                 let mut driven = driven.lock();
                 let Some(connection) = driven.as_mut() else { return Poll::Ready(()) };
                 // How it ended is told to whoever waits for an answer.
@@ -134,10 +158,7 @@ impl Connection {
                 .allow_obsolete_multiline_headers_in_responses(true)
                 .handshake(io)
                 .await?;
-            tasks.execute(async move {
-                let _ = connection.await;
-            });
-            (Wire::Http1(send), None)
+            (Wire::Http1 { send, driver: Driver(Some(Box::new(connection))) }, None)
         };
         let made_at = Instant::now();
         let facts = Arc::new(Facts { destination, address, made_at, meter, multiplexer, tasks });
@@ -148,10 +169,26 @@ impl Connection {
         &self.facts
     }
 
+    /// As far as it is known: of one that nobody has used since, look first.
     pub(crate) fn is_closed(&self) -> bool {
         match &self.wire {
-            Wire::Http1(send) => send.is_closed(),
+            Wire::Http1 { send, .. } => send.is_closed(),
             Wire::Http2(send) => send.is_closed(),
+        }
+    }
+
+    /// Notices what the other side has done to a connection that nobody uses.
+    pub(crate) fn look(&mut self) {
+        if let Wire::Http1 { driver, .. } = &mut self.wire {
+            driver.step(&mut Context::from_waker(Waker::noop()));
+        }
+    }
+
+    /// Waits for something that comes over this connection, after [`Connection::send`].
+    pub(crate) async fn drive<T>(&mut self, awaited: impl Future<Output = T>) -> T {
+        match &mut self.wire {
+            Wire::Http1 { driver, .. } => driver.drive(awaited).await,
+            Wire::Http2(_) => awaited.await,
         }
     }
 
@@ -168,7 +205,7 @@ impl Connection {
     /// The same connection once more, where several requests can share it.
     pub(crate) fn shared(&self) -> Option<Connection> {
         match &self.wire {
-            Wire::Http1(_) => None,
+            Wire::Http1 { .. } => None,
             Wire::Http2(send) => Some(Connection { wire: Wire::Http2(send.clone()), facts: Arc::clone(&self.facts) }),
         }
     }
@@ -182,9 +219,9 @@ impl Connection {
         to: &Address,
     ) -> Result<Response<Incoming>, SendError> {
         match &mut self.wire {
-            Wire::Http1(send) => {
-                // It may just have been closed, or be finishing the answer before.
-                if let Err(error) = send.ready().await {
+            Wire::Http1 { send, driver } => {
+                // It may have been closed, or be finishing the answer before.
+                if let Err(error) = driver.drive(send.ready()).await {
                     return Err(SendError::Unsent(Box::new(request), error));
                 }
                 let Some(deadline) = may_send() else { return Err(SendError::Forbidden) };
@@ -194,7 +231,7 @@ impl Connection {
                 if !request.headers().contains_key(HOST) {
                     request.headers_mut().insert(HOST, to.host.clone());
                 }
-                send.try_send_request(request).await.map_err(not_sent)
+                driver.drive(send.try_send_request(request)).await.map_err(not_sent)
             }
             Wire::Http2(send) => {
                 let Some(deadline) = may_send() else { return Err(SendError::Forbidden) };

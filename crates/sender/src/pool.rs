@@ -140,7 +140,9 @@ impl Pool {
 
     /// How many unused connections there are that have not been closed by the other side.
     pub(crate) fn idle_connections(&self) -> usize {
-        self.kept.lock().idle.values().filter(|idle| !idle.connection.is_closed()).count()
+        let mut kept = self.kept.lock();
+        kept.idle.values_mut().for_each(|idle| idle.connection.look());
+        kept.idle.values().filter(|idle| !idle.connection.is_closed()).count()
     }
 
     fn is_permitted(&self, facts: &Facts) -> bool {
@@ -177,6 +179,7 @@ async fn sweep(pool: Weak<Pool>, pause: Duration) {
         tokio::time::sleep(pause).await;
         let Some(pool) = pool.upgrade() else { return };
         let mut kept = pool.kept.lock();
+        kept.idle.values_mut().for_each(|idle| idle.connection.look());
         let gone: Vec<u64> = kept
             .idle
             .iter()

@@ -201,7 +201,8 @@ impl Owner {
         self.deeds.extend(bodiless.chunks(AT_ONCE_MAX).map(|chunk| Deed::ReadBodies { life, wanted: chunk.to_vec() }));
         if !self.records.is_empty() {
             self.unrecorded += self.records.len();
-            let (records, after) = (std::mem::take(&mut self.records), std::mem::take(&mut self.after));
+            // Into lists of just that length, so that those here keep their room for the next ones.
+            let (records, after) = (self.records.drain(..).collect(), self.after.drain(..).collect());
             self.deeds.push(Deed::Record { life, records, after });
         }
         std::mem::take(&mut self.deeds)

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use posthaste_sender::{Client, Options, Policy};
 use tokio::io::AsyncWriteExt;
@@ -40,6 +40,62 @@ async fn a_connection_that_was_closed_meanwhile_is_made_anew_within_the_attempt(
         until("the end was noticed", || client.idle_connections() == 0).await;
         assert_eq!(receiver.connections(), round);
     }
+}
+
+/// Answers once, and closes when it is told to, without a word of its having been the last.
+struct Closing {
+    receiver: Receiver,
+    orders: Arc<Semaphore>,
+    closed: Arc<AtomicUsize>,
+}
+
+impl Closing {
+    async fn new() -> Closing {
+        let (orders, closed) = (Arc::new(Semaphore::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (ordered, done) = (Arc::clone(&orders), Arc::clone(&closed));
+        let receiver = Receiver::new(move |mut stream, _| {
+            let (ordered, done) = (Arc::clone(&ordered), Arc::clone(&done));
+            async move {
+                read_request(&mut stream).await;
+                stream.write_all(OK).await.unwrap();
+                ordered.acquire().await.unwrap().forget();
+                drop(stream);
+                done.fetch_add(1, Ordering::SeqCst);
+            }
+        })
+        .await;
+        Closing { receiver, orders, closed }
+    }
+
+    async fn close(&self) {
+        let before = self.closed.load(Ordering::SeqCst);
+        self.orders.add_permits(1);
+        until("it has closed", || self.closed.load(Ordering::SeqCst) > before).await;
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_nobody_has_looked_at_since_it_was_closed_is_made_anew_all_the_same() {
+    let closing = Closing::new().await;
+    let client = client();
+    for round in 1..=5 {
+        assert_eq!(word(post(&client, &closing.receiver.url(), LONG).await.outcome), "200");
+        closing.close().await;
+        assert_eq!((closing.receiver.connections(), client.connections().idle), (round, 1));
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_the_other_side_has_closed_is_let_go_before_its_time() {
+    let closing = Closing::new().await;
+    let idle_max = Duration::from_secs(8);
+    let client = Client::new(&Options { idle_max, ..options() }).unwrap();
+    assert_eq!(word(post(&client, &closing.receiver.url(), LONG).await.outcome), "200");
+    let kept_at = Instant::now();
+    closing.close().await;
+    assert_eq!(client.connections().idle, 1);
+    until("it is let go", || client.connections().idle == 0).await;
+    assert!(kept_at.elapsed() < idle_max);
 }
 
 #[tokio::test]
