@@ -49,12 +49,13 @@ CREATE INDEX deliveries_by_tenant ON deliveries (tenant);
 CREATE INDEX deliveries_dead ON deliveries (ended_at_ms, seq) WHERE status = 'dead' AND replayed_as IS NULL;
 CREATE INDEX deliveries_dead_by_tenant ON deliveries (tenant, ended_at_ms, seq) WHERE status = 'dead' AND replayed_as IS NULL;
 
--- The three queues of a lane, each in its own order, and each only as large as the backlog.
+-- The three queues of a lane, each in its own order, and each only as large as the backlog. Whether a row belongs to an index is asked at
+-- every write: first what is seldom so and costs nothing to look at, and the status, which is a text, last.
 CREATE INDEX deliveries_fresh ON deliveries (endpoint, class, timestamp_ms)
-  WHERE status = 'waiting' AND is_later = 0 AND ordering_key IS NULL;
+  WHERE is_later = 0 AND ordering_key IS NULL AND status = 'waiting';
 CREATE INDEX deliveries_later ON deliveries (endpoint, class, due_at_ms)
-  WHERE status = 'waiting' AND is_later = 1 AND ordering_key IS NULL;
+  WHERE is_later = 1 AND ordering_key IS NULL AND status = 'waiting';
 CREATE INDEX deliveries_keyed ON deliveries (endpoint, ordering_key, seq)
-  WHERE status = 'waiting' AND ordering_key IS NOT NULL;
-CREATE INDEX deliveries_expiring ON deliveries (expires_at_ms) WHERE status = 'waiting' AND expires_at_ms IS NOT NULL;
-CREATE INDEX deliveries_replayed ON deliveries (endpoint) WHERE status = 'waiting' AND replay IS NOT NULL;
+  WHERE ordering_key IS NOT NULL AND status = 'waiting';
+CREATE INDEX deliveries_expiring ON deliveries (expires_at_ms) WHERE expires_at_ms IS NOT NULL AND status = 'waiting';
+CREATE INDEX deliveries_replayed ON deliveries (endpoint) WHERE replay IS NOT NULL AND status = 'waiting';
