@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{anyhow, bail};
 use axum::extract::{Json, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::post;
@@ -14,6 +14,7 @@ use bytes::Bytes;
 use http::StatusCode;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 
@@ -120,15 +121,28 @@ async fn publish(Json(plan): Json<Plan>) -> Response {
 }
 
 async fn published(plan: Arc<Plan>) -> anyhow::Result<Vec<Sent>> {
+    match plan.requests_per_second {
+        None => as_answers_come(plan).await,
+        Some(rate) => tokio::task::spawn_blocking(move || at_its_time(&plan, rate)).await?,
+    }
+}
+
+async fn as_answers_come(plan: Arc<Plan>) -> anyhow::Result<Vec<Sent>> {
     let mut lines = Vec::with_capacity(plan.connections);
     for _ in 0..plan.connections {
         lines.push(Line::connect(plan.server, &plan.key).await?);
     }
     let next = Arc::new(AtomicUsize::new(0));
-    let began = (tokio::time::Instant::now(), now_ns());
     let mut tasks = JoinSet::new();
-    for line in lines {
-        tasks.spawn(publish_on(line, Arc::clone(&plan), Arc::clone(&next), began));
+    for mut line in lines {
+        let (plan, next) = (Arc::clone(&plan), Arc::clone(&next));
+        tasks.spawn(async move {
+            let mut all = Vec::new();
+            while let Some(request) = plan.request(next.fetch_add(1, Ordering::Relaxed)) {
+                all.push(request.publish(&mut line, now_ns()).await?);
+            }
+            anyhow::Ok(all)
+        });
     }
     let mut all = Vec::with_capacity(plan.events.div_ceil(plan.batch));
     while let Some(part) = tasks.join_next().await {
@@ -137,47 +151,86 @@ async fn published(plan: Arc<Plan>) -> anyhow::Result<Vec<Sent>> {
     Ok(all)
 }
 
-/// Takes the next request for as long as there is one.
-async fn publish_on(
-    mut line: Line,
-    plan: Arc<Plan>,
-    next: Arc<AtomicUsize>,
-    (began, began_ns): (tokio::time::Instant, u64),
-) -> anyhow::Result<Vec<Sent>> {
-    let mut all = Vec::new();
-    loop {
-        let request = next.fetch_add(1, Ordering::Relaxed);
-        let first = request * plan.batch;
-        if first >= plan.events {
-            return Ok(all);
+/// What is due is sent at its time, or as soon as a connection is free; either way its time counts from when it was due, so that a stall
+/// is not left out of what it has delayed.
+///
+/// Each connection is a thread of its own, which sends and hears by itself: a timer of the runtime rings up to a millisecond late, and who
+/// is woken by it has somebody else to wake. That would be told as the server's time.
+fn at_its_time(plan: &Arc<Plan>, rate: f64) -> anyhow::Result<Vec<Sent>> {
+    let mut lines = Vec::with_capacity(plan.connections);
+    for _ in 0..plan.connections {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let line = runtime.block_on(Line::connect(plan.server, &plan.key))?;
+        lines.push((runtime, line));
+    }
+    let next = AtomicUsize::new(0);
+    let began_ns = now_ns();
+    let publish_on = |runtime: Runtime, mut line: Line| {
+        let mut all = Vec::new();
+        loop {
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let Some(request) = plan.request(number) else { return anyhow::Ok(all) };
+            let offset = Duration::from_secs_f64(number as f64 / rate);
+            let due_ns = began_ns.saturating_add(u64::try_from(offset.as_nanos()).unwrap_or(u64::MAX));
+            wait_until(due_ns);
+            all.push(runtime.block_on(request.publish(&mut line, due_ns))?);
         }
-        let count = plan.batch.min(plan.events - first);
-        let (path, body) = body(&plan, plan.first + first, count);
-        let began_ns = match plan.requests_per_second {
-            None => now_ns(),
-            // What is due is sent at its time, or as soon as a connection is free; either way its time counts from when it was due, so
-            // that a stall is not left out of what it has delayed.
-            Some(rate) => {
-                let offset = Duration::from_secs_f64(request as f64 / rate);
-                tokio::time::sleep_until(began + offset).await;
-                began_ns + u64::try_from(offset.as_nanos()).unwrap_or(u64::MAX / 2)
-            }
-        };
-        let (status, answer) = line.post(path, body).await?;
-        if status != 202 {
-            bail!("an event was answered {status}: {}", String::from_utf8_lossy(&answer));
+    };
+    std::thread::scope(|scope| {
+        let publish_on = &publish_on;
+        let threads: Vec<_> = lines.into_iter().map(|(runtime, line)| scope.spawn(move || publish_on(runtime, line))).collect();
+        let mut all = Vec::with_capacity(plan.events.div_ceil(plan.batch));
+        for thread in threads {
+            all.extend(thread.join().map_err(|_| anyhow!("a connection has panicked"))??);
         }
-        all.push(Sent { first: plan.first + first, began_ns, acknowledged_ns: now_ns() });
+        Ok(all)
+    })
+}
+
+/// What a sleeper may come late by; for so long it stays awake.
+const AWAKE_BEFORE: Duration = Duration::from_micros(150);
+
+fn wait_until(due_ns: u64) {
+    let left = Duration::from_nanos(due_ns.saturating_sub(now_ns()));
+    if let Some(asleep) = left.checked_sub(AWAKE_BEFORE) {
+        std::thread::sleep(asleep);
+    }
+    while now_ns() < due_ns {
+        std::hint::spin_loop();
     }
 }
 
-fn body(plan: &Plan, first: usize, count: usize) -> (&'static str, Bytes) {
-    let one = |number: usize| event(&plan.tenants[number % plan.tenants.len()], number, plan.payload_bytes);
-    if plan.batch == 1 {
-        return ("/v1/events", one(first).into());
+/// A request that is ready to be sent.
+struct Request {
+    path: &'static str,
+    body: Bytes,
+    first: usize,
+}
+
+impl Request {
+    async fn publish(self, line: &mut Line, began_ns: u64) -> anyhow::Result<Sent> {
+        let (status, answer) = line.post(self.path, self.body).await?;
+        if status != 202 {
+            bail!("an event was answered {status}: {}", String::from_utf8_lossy(&answer));
+        }
+        Ok(Sent { first: self.first, began_ns, acknowledged_ns: now_ns() })
     }
-    let all: Vec<String> = (first..first + count).map(one).collect();
-    ("/v1/events/batch", format!("[{}]", all.join(",")).into())
+}
+
+impl Plan {
+    /// The so-manieth of its requests, while there is one.
+    fn request(&self, number: usize) -> Option<Request> {
+        let offset = number * self.batch;
+        let count = self.batch.min(self.events.checked_sub(offset)?);
+        let first = self.first + offset;
+        let one = |number: usize| event(&self.tenants[number % self.tenants.len()], number, self.payload_bytes);
+        let (path, body) = match self.batch {
+            _ if count == 0 => return None,
+            1 => ("/v1/events", one(first)),
+            _ => ("/v1/events/batch", format!("[{}]", (first..first + count).map(one).collect::<Vec<_>>().join(","))),
+        };
+        Some(Request { path, body: body.into(), first })
+    }
 }
 
 /// The body of a publish: about so many bytes, with the number that the receiver looks for.
