@@ -137,6 +137,11 @@ pub struct Sequence {
 }
 
 impl Sequence {
+    /// All that it gives out is above this one.
+    pub fn after(last: DeliveryId) -> Sequence {
+        Sequence { last: last.as_u128() }
+    }
+
     /// `random` is 74 bits or more of fresh randomness; the rest of it is ignored.
     pub fn next(&mut self, now: Timestamp, random: u128) -> Unique {
         let fresh = version_7(now, random);

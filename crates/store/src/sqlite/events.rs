@@ -13,11 +13,22 @@ use rusqlite::{Connection, params};
 
 use super::writer::{State, Turn};
 use super::{Sqlite, configuration, routing, row};
-use crate::columns::{class_code, digest, lines, millis, state_columns, unsigned};
+use crate::columns::{class_code, digest, limit, lines, millis, state_columns, unsigned};
 use crate::feed::Fed;
 use crate::publishing::{answer_for_our_ids, merge};
 use crate::routing::{Planned, Versions};
 use crate::{Error, NewEvent, Published, partition_of};
+
+/// The deliveries of an event `e`: those that it began with, which lie side by side, and those that were made of it later.
+macro_rules! seqs_of_event {
+    () => {
+        "SELECT b.seq FROM deliveries b WHERE b.seq BETWEEN e.first_delivery AND e.first_delivery + e.deliveries - 1 AND b.event_seq = e.seq
+         UNION ALL
+         SELECT l.seq FROM deliveries l INDEXED BY deliveries_made_later
+         WHERE l.event_seq = e.seq AND (l.replay IS NOT NULL OR l.replay_of IS NOT NULL)"
+    };
+}
+pub(super) use seqs_of_event;
 
 /// An event whose deliveries have been chosen.
 struct Plan {
@@ -84,6 +95,8 @@ fn publish(store: &Sqlite, turn: &Turn<'_>, state: &mut State, plan: &mut Plan) 
         event.timing.deliver_at().map(Timestamp::as_millis),
         event.timing.expires_at().map(Timestamp::as_millis),
         event.trace.as_deref().map(TraceContext::to_text),
+        state.next_delivery(turn)?,
+        limit(plan.chosen.len()),
     ];
     turn.execute_often(INSERT_EVENT, columns)?;
     let event_seq = turn.last_insert_rowid();
@@ -126,7 +139,9 @@ pub(super) fn insert(turn: &Turn<'_>, state: &mut State, new: &NewDelivery<'_>) 
     let Planned { endpoint, class, is_priority } = new.planned;
     let waiting = state_columns(DeliveryState::Waiting { due: new.due });
     let partition = partition_of(&new.event.tenant);
+    let seq = state.next_delivery(turn)?;
     let columns = params![
+        seq,
         new.id.to_bytes(),
         new.event.tenant.as_str(),
         partition,
@@ -147,7 +162,7 @@ pub(super) fn insert(turn: &Turn<'_>, state: &mut State, new: &NewDelivery<'_>) 
         new.created_at.as_millis(),
     ];
     turn.execute_often(INSERT_DELIVERY, columns)?;
-    let seq = turn.last_insert_rowid();
+    state.has_made_delivery(seq);
     if state.is_fed {
         state.fed.push(Fed {
             endpoint,
@@ -174,12 +189,22 @@ pub(super) fn insert(turn: &Turn<'_>, state: &mut State, new: &NewDelivery<'_>) 
 
 /// By place, here and below: to look a name up costs as much as to bind its value.
 const INSERT_EVENT: &str = "INSERT INTO events (tenant, id, type, version, timestamp_ms, accepted_at_ms, data, digest, labels,
-                                                idempotency_key, ordering_key, deliver_at_ms, expires_at_ms, trace_context)
-                            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+                                                idempotency_key, ordering_key, deliver_at_ms, expires_at_ms, trace_context,
+                                                first_delivery, deliveries)
+                            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
 const INSERT_DELIVERY: &str =
-    "INSERT INTO deliveries (id, tenant, partition, endpoint, event_seq, event, type, is_priority, class, ordering_key,
+    "INSERT INTO deliveries (seq, id, tenant, partition, endpoint, event_seq, event, type, is_priority, class, ordering_key,
                              timestamp_ms, status, due_at_ms, is_later, expires_at_ms, replay_of, replay, created_at_ms)
-     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+     VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+
+const SELECT_PUBLISHED_BEFORE: &str = concat!(
+    "SELECT k.fingerprint, e.id, e.type, e.timestamp_ms,
+            (SELECT count(*) FROM deliveries d WHERE d.seq IN (",
+    seqs_of_event!(),
+    ") AND d.replay_of IS NULL) AS deliveries
+     FROM idempotency_keys k JOIN events e ON e.seq = k.event_seq
+     WHERE k.tenant = ?1 AND k.kind = ?2 AND k.key = ?3 AND (k.expires_at_ms IS NULL OR k.expires_at_ms > ?4)"
+);
 
 /// Whether this was published before, by its key or by the id that was chosen for it.
 fn published_before(connection: &Connection, new: &NewEvent, now: Timestamp) -> Result<Option<Published>, Error> {
@@ -187,12 +212,7 @@ fn published_before(connection: &Connection, new: &NewEvent, now: Timestamp) -> 
     let key = event.idempotency_key.as_ref().map(|key| ("key", key.as_str()));
     let id = new.is_id_chosen.then(|| ("id", event.id.as_str()));
     for (kind, key) in key.into_iter().chain(id) {
-        let mut select = connection.prepare_cached(
-            "SELECT k.fingerprint, e.id, e.type, e.timestamp_ms,
-                    (SELECT count(*) FROM deliveries d WHERE d.event_seq = e.seq AND d.replay_of IS NULL) AS deliveries
-             FROM idempotency_keys k JOIN events e ON e.seq = k.event_seq
-             WHERE k.tenant = ?1 AND k.kind = ?2 AND k.key = ?3 AND (k.expires_at_ms IS NULL OR k.expires_at_ms > ?4)",
-        )?;
+        let mut select = connection.prepare_cached(SELECT_PUBLISHED_BEFORE)?;
         let found = row::first(select.query(params![event.tenant.as_str(), kind, key, now.as_millis()])?, |row| {
             if row::column::<[u8; 32]>(row, "fingerprint")? != new.fingerprint {
                 return Ok(Published::Conflict);

@@ -7,6 +7,7 @@ use posthaste_core::scheduler::Seq;
 use posthaste_core::text::{IdempotencyKey, OrderingKey, Version};
 use rusqlite::{Connection, Row, ToSql, named_params, params};
 
+use super::events::seqs_of_event;
 use super::{Sqlite, lanes, row};
 use crate::columns::{StateColumns, checked_data, duration, labels, limit, outcome, signed, state, unsigned};
 use crate::history::{SCAN_ROWS_MAX, cursor_of_dead, read_cursor_of_dead, read_cursor_of_seq};
@@ -102,10 +103,9 @@ impl Sqlite {
 
     pub(super) async fn attempts(&self, delivery: DeliveryId) -> Result<Vec<AttemptRecord>, Error> {
         self.read(move |connection| {
-            let mut select = connection.prepare_cached(
-                "SELECT a.* FROM attempts a JOIN deliveries d ON d.seq = a.delivery_seq WHERE d.id = ?1 ORDER BY a.number",
-            )?;
-            row::all(select.query([delivery.to_bytes()])?, attempt)
+            let Some(seq) = seq_of(connection, delivery)? else { return Ok(vec![]) };
+            let mut select = connection.prepare_cached("SELECT * FROM attempts WHERE delivery_seq = ?1 ORDER BY number")?;
+            row::all(select.query([seq])?, attempt)
         })
         .await
     }
@@ -124,8 +124,7 @@ impl Sqlite {
                 Ok((row::column::<i64>(row, "seq")?, found))
             })?;
             let Some((seq, mut found)) = found else { return Ok(None) };
-            let mut counts =
-                connection.prepare_cached("SELECT status, count(*) AS n FROM deliveries WHERE event_seq = ?1 GROUP BY status")?;
+            let mut counts = connection.prepare_cached(COUNT_OF_EVENT)?;
             let mut rows = counts.query([seq])?;
             while let Some(row) = rows.next()? {
                 let status = row::text(row, "status")?;
@@ -178,16 +177,52 @@ pub(super) const SELECT: &str = "SELECT d.*, p.url, r.id AS replay_of_id, s.id A
                                  LEFT JOIN deliveries r ON r.seq = d.replay_of LEFT JOIN deliveries s ON s.seq = d.replayed_as";
 
 pub(super) fn by_id(connection: &Connection, id: DeliveryId) -> Result<Option<DeliveryRow>, Error> {
-    let mut select = connection.prepare_cached(&format!("{SELECT} WHERE d.id = ?1"))?;
-    row::first(select.query([id.to_bytes()])?, delivery)
+    let Some(seq) = seq_of(connection, id)? else { return Ok(None) };
+    let mut select = connection.prepare_cached(&format!("{SELECT} WHERE d.seq = ?1"))?;
+    row::first(select.query([seq])?, delivery)
 }
+
+/// Whoever writes gives ids out in the order of the rows, over restarts and whatever the clock does: each look halves what is left.
+pub(super) fn seq_of(connection: &Connection, id: DeliveryId) -> Result<Option<i64>, Error> {
+    let mut ends = connection.prepare_cached("SELECT (SELECT min(seq) FROM deliveries), (SELECT max(seq) FROM deliveries)")?;
+    let (Some(mut low), Some(mut high)) = ends.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))? else { return Ok(None) };
+    let mut look = connection.prepare_cached("SELECT seq, id FROM deliveries WHERE seq BETWEEN ?1 AND ?2 ORDER BY seq LIMIT 1")?;
+    while low <= high {
+        let middle = low + (high - low) / 2;
+        let found: Option<(i64, [u8; 16])> =
+            row::first(look.query([middle, high])?, |row| Ok((row::column(row, "seq")?, row::column(row, "id")?)))?;
+        match found {
+            Some((seq, other)) if other == id.to_bytes() => return Ok(Some(seq)),
+            Some((seq, other)) if other < id.to_bytes() => low = seq + 1,
+            // It is before the middle, or nowhere.
+            Some(_) | None => high = middle - 1,
+        }
+    }
+    Ok(None)
+}
+
+/// The largest id there is.
+pub(super) fn last_id(connection: &Connection) -> Result<Option<DeliveryId>, Error> {
+    let mut select = connection.prepare_cached("SELECT id FROM deliveries ORDER BY seq DESC LIMIT 1")?;
+    row::first(select.query([])?, |row| Ok(DeliveryId::from_bytes(row::column(row, "id")?)))
+}
+
+/// Whoever may see all tenants sees those of each that has chosen this id.
+const SEQS_BY_EVENT: &str = concat!(
+    "SELECT d.seq FROM events e CROSS JOIN deliveries d ON d.seq IN (",
+    seqs_of_event!(),
+    ") WHERE e.id = ?1 AND (?2 IS NULL OR e.tenant = ?2)"
+);
+const COUNT_OF_EVENT: &str = concat!(
+    "SELECT d.status, count(*) AS n FROM events e CROSS JOIN deliveries d ON d.seq IN (",
+    seqs_of_event!(),
+    ") WHERE e.seq = ?1 GROUP BY d.status"
+);
 
 /// An event has few deliveries: they are all looked at.
 fn of_event(connection: &Connection, query: &DeliveryQuery, before: i64) -> Result<Page<DeliveryRow>, Error> {
-    let select = format!(
-        "{SELECT} WHERE d.event = ?1 AND d.event_seq IN (SELECT seq FROM events WHERE id = ?1 AND (?2 IS NULL OR tenant = ?2)) AND d.seq < ?3 ORDER BY d.seq DESC"
-    );
-    let mut select = connection.prepare_cached(&select)?;
+    let mut select =
+        connection.prepare_cached(&format!("{SELECT} WHERE d.seq IN ({SEQS_BY_EVENT}) AND d.seq < ?3 ORDER BY d.seq DESC"))?;
     let event = query.event.as_ref().map(EventId::as_str);
     let rows = select.query(params![event, query.tenant.as_ref().map(TenantId::as_str), before])?;
     page(rows, query, |row| Cursor::from(row.seq))

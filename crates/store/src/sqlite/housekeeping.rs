@@ -4,6 +4,7 @@ use posthaste_core::id::{DeliveryId, EndpointId, EventId, TenantId};
 use posthaste_core::time::Timestamp;
 use rusqlite::{Connection, params};
 
+use super::events::seqs_of_event;
 use super::{SMALL, Sqlite, configuration, lanes, row};
 use crate::columns::{limit, millis, unsigned};
 use crate::housekeeping::MINUTES_FACTOR;
@@ -172,6 +173,12 @@ fn begin_anew(connection: &Connection, limits: &Housekeeping, now: Timestamp) ->
     Ok(())
 }
 
+const SELECT_OLD_EVENTS: &str = concat!(
+    "SELECT e.seq, e.tenant, e.id FROM events e WHERE e.tenant = ?1 AND e.accepted_at_ms <= ?2 AND NOT EXISTS (",
+    seqs_of_event!(),
+    ") ORDER BY e.seq LIMIT ?3"
+);
+
 /// Events that are old enough and that no delivery needs any more, the oldest of each tenant first.
 fn sweep_events(connection: &Connection, limits: &Housekeeping, now: Timestamp) -> Result<u64, Error> {
     let mut tenants = connection.prepare_cached(
@@ -183,11 +190,7 @@ fn sweep_events(connection: &Connection, limits: &Housekeeping, now: Timestamp) 
     let due = row::all(tenants.query([now.as_millis()])?, |row| {
         Ok((row::column::<String>(row, "id")?, row::column::<i64>(row, "before")?))
     })?;
-    let mut select = connection.prepare_cached(
-        "SELECT e.seq, e.tenant, e.id FROM events e WHERE e.tenant = ?1 AND e.accepted_at_ms <= ?2
-           AND NOT EXISTS (SELECT 1 FROM deliveries d INDEXED BY deliveries_by_event WHERE d.event_seq = e.seq)
-         ORDER BY e.seq LIMIT ?3",
-    )?;
+    let mut select = connection.prepare_cached(SELECT_OLD_EVENTS)?;
     let mut old = Vec::new();
     for (tenant, before) in due {
         old.extend(row::all(select.query(params![tenant, before, limit(limits.rows_max)])?, |row| {

@@ -69,6 +69,8 @@ impl Sqlite {
     /// process uses, and what a newer version has written.
     pub fn open(data_dir: &Path, options: Options) -> Result<Sqlite, Error> {
         let opened = file::open(data_dir, &options)?;
+        // Ids grow from row to row, also if the clock was set back between two starts.
+        let ids = history::last_id(&opened.connection)?.map(Sequence::after).unwrap_or_default();
         let feeder = Arc::new(Feeder::default());
         let readers = Readers::new(&opened.path)?;
         let writer = Writer::start(
@@ -87,7 +89,7 @@ impl Sqlite {
             writer,
             readers,
             clock: Clock::new(),
-            ids: Mutex::new(Sequence::default()),
+            ids: Mutex::new(ids),
             feeder,
             routings: Routings::default(),
             options,

@@ -9,7 +9,7 @@ use posthaste_core::scheduler::Class;
 use posthaste_core::time::Timestamp;
 use rusqlite::{Connection, Row, named_params, params};
 
-use super::events::{self, NewDelivery};
+use super::events::{self, NewDelivery, seqs_of_event};
 use super::writer::{State, Turn};
 use super::{SMALL, Sqlite, configuration, history, lanes, routing, row};
 use crate::columns::{limit, named, signed, unsigned};
@@ -203,6 +203,13 @@ fn look(connection: &Connection, store: &Sqlite, filter: &ReplayFilter, after: i
     Ok(Look { more: candidates.len() >= SCAN_ROWS, candidates })
 }
 
+const SELECT_MISSING: &str = concat!(
+    "SELECT e.*, (SELECT 1 FROM deliveries d WHERE d.seq IN (",
+    seqs_of_event!(),
+    ") AND d.endpoint = ?1 AND d.replay_of IS NULL) AS had
+     FROM events e WHERE e.tenant = ?2 AND e.seq > ?3 AND e.seq <= ?4 ORDER BY e.seq LIMIT ?5"
+);
+
 /// Events that the endpoint wants now, and never had.
 fn look_for_missing(connection: &Connection, store: &Sqlite, filter: &ReplayFilter, after: i64, up_to: i64) -> Result<Look, Error> {
     let nothing = Look { candidates: vec![], more: false };
@@ -212,10 +219,7 @@ fn look_for_missing(connection: &Connection, store: &Sqlite, filter: &ReplayFilt
         return Ok(nothing);
     };
     let routing = routing::load(connection, &stored.tenant, &store.0.options)?;
-    let mut select = connection.prepare_cached(
-        "SELECT e.*, (SELECT 1 FROM deliveries d WHERE d.event_seq = e.seq AND d.endpoint = ?1 AND d.replay_of IS NULL) AS had
-         FROM events e WHERE e.tenant = ?2 AND e.seq > ?3 AND e.seq <= ?4 ORDER BY e.seq LIMIT ?5",
-    )?;
+    let mut select = connection.prepare_cached(SELECT_MISSING)?;
     let rows = select.query(params![endpoint.to_bytes(), stored.tenant.as_str(), after, up_to, limit(SCAN_ROWS)])?;
     let candidates = row::all(rows, |row| {
         let position = row::column(row, "seq")?;

@@ -24,7 +24,8 @@ use rusqlite::hooks::Wal;
 use rusqlite::{CachedStatement, Connection, Params};
 use tokio::sync::oneshot;
 
-use super::{file, routing};
+use super::{file, lanes, routing};
+use crate::columns::signed;
 use crate::feed::{Fed, Feeder};
 use crate::routing::Versions;
 use crate::{Commits, Epoch, Error};
@@ -133,6 +134,8 @@ enum Became {
 pub(super) struct State {
     versions: HashMap<TenantId, u64>,
     catalogue: Option<u64>,
+    /// The row that the next delivery gets.
+    next_delivery: Option<i64>,
     pub(super) epoch: Epoch,
     /// What the group has made, told once it is committed.
     pub(super) fed: Vec<Fed>,
@@ -154,6 +157,18 @@ impl State {
         Ok(Versions { tenant: version, catalogue })
     }
 
+    /// The row that the next delivery gets, above all that there are.
+    pub(super) fn next_delivery(&mut self, connection: &Connection) -> Result<i64, Error> {
+        match self.next_delivery {
+            Some(next) => Ok(next),
+            None => Ok(*self.next_delivery.insert(signed(lanes::last_seq(connection)?) + 1)),
+        }
+    }
+
+    pub(super) fn has_made_delivery(&mut self, seq: i64) {
+        self.next_delivery = Some(seq + 1);
+    }
+
     /// Something that publishing goes by has changed.
     pub(super) fn forget_versions(&mut self) {
         self.versions.clear();
@@ -162,6 +177,7 @@ impl State {
 
     fn forget(&mut self) {
         self.forget_versions();
+        self.next_delivery = None;
         self.fed.clear();
     }
 }
@@ -262,7 +278,14 @@ struct Loop {
 
 impl Loop {
     fn new(connection: Connection, surroundings: Surroundings, waiting: Arc<Waiting>) -> Loop {
-        let state = State { versions: HashMap::new(), catalogue: None, epoch: surroundings.epoch, fed: Vec::new(), is_fed: false };
+        let state = State {
+            versions: HashMap::new(),
+            catalogue: None,
+            next_delivery: None,
+            epoch: surroundings.epoch,
+            fed: Vec::new(),
+            is_fed: false,
+        };
         let commit_number = file::commit_number(&connection).unwrap_or(0);
         let checkpoints = Checkpoints::start(&surroundings.path);
         let log_frames = Arc::default();

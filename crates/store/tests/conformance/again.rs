@@ -59,6 +59,10 @@ async fn one_that_has_ended_is_made_again_and_names_its_successor(world: World) 
     assert!(made.seq > delivery.seq && made.id != delivery.id);
     assert_eq!(world.row(&delivery).await.replayed_as, Some(made.id), "history is added to, not rewritten");
     assert_eq!(world.row(&delivery).await.state, state);
+    let of_event = world.deliveries_of(&delivery.event).await;
+    assert_eq!(of_event.iter().map(|row| row.seq).collect::<Vec<_>>(), [made.seq, delivery.seq], "both are of their event");
+    let event = world.store.event(Some(tenant("acme")), delivery.event.clone()).await.unwrap().unwrap();
+    assert_eq!(event.deliveries.iter().sum::<u64>(), 2);
     let open = world.store.dead_letters(DeliveryQuery { limit: 10, ..DeliveryQuery::default() }).await.unwrap();
     assert_eq!(open.rows, [], "it has left the open dead letters");
     let body = world.store.bodies(vec![made.seq]).await.unwrap().remove(0);

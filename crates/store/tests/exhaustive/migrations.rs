@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use posthaste_core::endpoint::Endpoint;
 use posthaste_core::event::{Data, Event, EventType, Timing};
-use posthaste_core::id::{EndpointId, EventId};
+use posthaste_core::id::{DeliveryId, EndpointId, EventId};
 use posthaste_core::text::Labels;
-use posthaste_store::{Audit, Change, Error, NewEndpoint, NewEvent, Postgres, Published, Sqlite, Store};
+use posthaste_store::{Audit, Change, DeliveryQuery, Error, NewEndpoint, NewEvent, Postgres, Published, Sqlite, Store};
 use posthaste_testpg::{Cut, Proxy, Server};
 
 use crate::child::{Scene, options, tenant};
@@ -145,11 +145,50 @@ async fn i42_on_sqlite_a_first_start_goes_on_wherever_it_was_killed() {
 /// Takes away what the last steps have added, as if a version before them had written it.
 const DOWNGRADE: &str = "DROP TABLE minutes; DROP TABLE minutes_of_tenants; ALTER TABLE events DROP COLUMN trace_context;
      DELETE FROM schema; INSERT INTO schema VALUES (13, 13);";
+const DOWNGRADE_SQLITE: &str = "DROP INDEX deliveries_made_later; CREATE UNIQUE INDEX deliveries_by_id ON deliveries (id);
+     CREATE UNIQUE INDEX deliveries_by_event ON deliveries (event_seq, endpoint, (CASE WHEN replay_of IS NULL THEN 0 ELSE seq END));
+     ALTER TABLE events DROP COLUMN first_delivery; ALTER TABLE events DROP COLUMN deliveries;";
 const DOWNGRADE_POSTGRES: &str = "DROP TABLE commands; DROP TABLE lanes_shown; DROP INDEX idempotency_keys_by_id;
      ALTER TABLE events_kept DROP COLUMN trace_context;";
 
 fn by_hand(data: &Path, sql: &str) {
     rusqlite::Connection::open(data.join("posthaste.db")).unwrap().execute_batch(sql).unwrap();
+}
+
+/// Rows are found by their ids because these grow from row to row.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn deliveries_are_found_by_their_ids_though_the_clock_was_set_back_and_some_are_gone() {
+    let scene = Scene::new("ids");
+    let store = Sqlite::open(&scene.data(), options()).unwrap();
+    for _ in 0..20 {
+        works(&store).await;
+    }
+    store.close().await.unwrap();
+    drop(store);
+    // The last was made when the clock was years ahead; and those that have ended are gone.
+    by_hand(
+        &scene.data(),
+        "UPDATE deliveries SET id = x'0fffffffffff7000800000000000000a' WHERE seq = (SELECT max(seq) FROM deliveries);
+         DELETE FROM deliveries WHERE seq % 7 IN (1, 2, 3);",
+    );
+    let store = Sqlite::open(&scene.data(), options()).unwrap();
+    for _ in 0..5 {
+        works(&store).await;
+    }
+    let rows = store.deliveries(DeliveryQuery { limit: 100, ..DeliveryQuery::default() }).await.unwrap().rows;
+    assert!(rows.len() > 10 && rows.iter().any(|row| row.id.to_bytes().starts_with(&[0x0f, 0xff])), "{}", rows.len());
+    for row in &rows {
+        assert_eq!(store.delivery(row.id).await.unwrap().map(|found| found.seq), Some(row.seq));
+        let of_event = DeliveryQuery { event: Some(row.event.clone()), limit: 10, ..DeliveryQuery::default() };
+        let found = store.deliveries(of_event).await.unwrap().rows;
+        assert_eq!(found.iter().map(|row| row.id).collect::<Vec<_>>(), [row.id], "one for each event");
+    }
+    let absent = [DeliveryId::from_bytes([0; 16]), DeliveryId::from_bytes([0xff; 16]), DeliveryId::from_unique(store.unique())];
+    for id in absent {
+        assert!(store.delivery(id).await.unwrap().is_none());
+        assert!(store.attempts(id).await.unwrap().is_empty());
+    }
+    store.close().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -159,9 +198,14 @@ async fn i42_what_an_older_version_has_written_is_brought_up_to_date_and_a_newer
     let event = works(&store).await;
     store.close().await.unwrap();
     drop(store);
+    by_hand(&scene.data(), DOWNGRADE_SQLITE);
     by_hand(&scene.data(), DOWNGRADE);
     let store = Sqlite::open(&scene.data(), options()).unwrap();
-    assert!(store.event(Some(tenant()), event).await.unwrap().unwrap().data.is_some(), "old rows are there");
+    let found = store.event(Some(tenant()), event.clone()).await.unwrap().unwrap();
+    assert!(found.data.is_some(), "old rows are there");
+    assert_eq!(found.deliveries.iter().sum::<u64>(), 1, "and their deliveries are still theirs");
+    let theirs = store.deliveries(DeliveryQuery { event: Some(event), limit: 10, ..DeliveryQuery::default() }).await.unwrap().rows;
+    assert_eq!(store.delivery(theirs[0].id).await.unwrap().unwrap().seq, theirs[0].seq);
     store.count(vec![]).await.unwrap();
     works(&store).await;
     store.close().await.unwrap();

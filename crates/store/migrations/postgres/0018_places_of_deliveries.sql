@@ -1,0 +1,2 @@
+-- 0018_places_of_deliveries.sql: where the deliveries of an event are. With PostgreSQL many nodes make ids, which then do not grow from row to
+-- row, and an index knows where they are.
