@@ -3,6 +3,7 @@
 use posthaste_core::id::{EndpointId, TenantId};
 use rusqlite::{Connection, named_params, params};
 
+use super::lanes::{place, queue};
 use super::{Sqlite, lanes, row};
 use crate::backlog::is_cut_off;
 use crate::columns::{class, limit, unsigned};
@@ -60,15 +61,28 @@ fn of_tenant(connection: &Connection, tenant: &TenantId, lanes_max: usize) -> Re
     row::all(rows, |row| Ok(EndpointId::from_bytes(row::column(row, "id")?)))
 }
 
-/// Each queue by its own index. What is fresh has no time of its own and was not tried, so that its index says it all.
-const SELECT_WAITING: &str = "SELECT class, is_due, is_tried, is_head, count(*) AS n, min(timestamp_ms) AS oldest FROM (
-       SELECT * FROM (SELECT class, 1 AS is_due, 0 AS is_tried, 1 AS is_head, timestamp_ms FROM deliveries INDEXED BY deliveries_fresh
-         WHERE endpoint = :endpoint AND status = 'waiting' AND is_later = 0 AND ordering_key IS NULL LIMIT :rows)
+/// Each queue by its part of the index. What is fresh has no time of its own and was not tried, so that the index says it all.
+const SELECT_WAITING: &str = concat!(
+    "SELECT class, is_due, is_tried, is_head, count(*) AS n, min(timestamp_ms) AS oldest FROM (
+       SELECT * FROM (SELECT ",
+    queue!(""),
+    " AS class, 1 AS is_due, 0 AS is_tried, 1 AS is_head, ",
+    place!(""),
+    " AS timestamp_ms FROM deliveries INDEXED BY deliveries_queued WHERE endpoint = :endpoint AND status = 'waiting' AND ",
+    queue!(""),
+    " BETWEEN 0 AND 2 LIMIT :rows)
        UNION ALL
-       SELECT * FROM (SELECT class, due_at_ms <= :now, attempts > 0, 1, timestamp_ms FROM deliveries INDEXED BY deliveries_later
-         WHERE endpoint = :endpoint AND status = 'waiting' AND is_later = 1 AND ordering_key IS NULL LIMIT :rows)
+       SELECT * FROM (SELECT class, due_at_ms <= :now, attempts > 0, 1, timestamp_ms
+         FROM deliveries INDEXED BY deliveries_queued WHERE endpoint = :endpoint AND status = 'waiting' AND ",
+    queue!(""),
+    " BETWEEN 3 AND 5 LIMIT :rows)
        UNION ALL
        SELECT class, due_at_ms <= :now, attempts > 0, row_number() OVER (PARTITION BY ordering_key ORDER BY seq) = 1, timestamp_ms
-       FROM (SELECT class, due_at_ms, attempts, ordering_key, seq, timestamp_ms FROM deliveries INDEXED BY deliveries_keyed
-         WHERE endpoint = :endpoint AND status = 'waiting' AND ordering_key IS NOT NULL ORDER BY ordering_key, seq LIMIT :rows))
-     GROUP BY class, is_due, is_tried, is_head ORDER BY class, is_due, is_tried, is_head";
+       FROM (SELECT class, due_at_ms, attempts, ordering_key, seq, timestamp_ms
+         FROM deliveries INDEXED BY deliveries_queued WHERE endpoint = :endpoint AND status = 'waiting' AND ",
+    queue!(""),
+    " = 6 ORDER BY ",
+    place!(""),
+    ", seq LIMIT :rows))
+     GROUP BY class, is_due, is_tried, is_head ORDER BY class, is_due, is_tried, is_head"
+);

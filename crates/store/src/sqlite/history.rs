@@ -8,6 +8,7 @@ use posthaste_core::text::{IdempotencyKey, OrderingKey, Version};
 use rusqlite::{Connection, Row, ToSql, named_params, params};
 
 use super::events::seqs_of_event;
+use super::lanes::{place, queue};
 use super::{Sqlite, lanes, row};
 use crate::columns::{StateColumns, checked_data, duration, labels, limit, outcome, signed, state, unsigned};
 use crate::history::{SCAN_ROWS_MAX, cursor_of_dead, read_cursor_of_dead, read_cursor_of_seq};
@@ -85,7 +86,7 @@ impl Sqlite {
             let select = format!(
                 "{SELECT} WHERE d.seq IN (
                    SELECT seq FROM deliveries INDEXED BY {index}
-                   WHERE {filter} status = 'dead' AND replayed_as IS NULL AND (ended_at_ms, seq) < (:at, :seq)
+                   WHERE {filter} dead_reason IS NOT NULL AND replayed_as IS NULL AND (ended_at_ms, seq) < (:at, :seq)
                    ORDER BY ended_at_ms DESC, seq DESC LIMIT :scan)
                  ORDER BY d.ended_at_ms DESC, d.seq DESC"
             );
@@ -167,14 +168,20 @@ impl Sqlite {
     }
 }
 
-pub(super) const SELECT: &str = "SELECT d.*, p.url, r.id AS replay_of_id, s.id AS replayed_as_id,
-                                   d.ordering_key IS NULL OR NOT EXISTS (
-                                     SELECT 1 FROM deliveries o INDEXED BY deliveries_keyed
-                                     WHERE o.endpoint = d.endpoint AND o.ordering_key = d.ordering_key AND o.status = 'waiting'
-                                       AND o.ordering_key IS NOT NULL AND o.seq < d.seq) AS is_head_of_key
-                                 FROM deliveries d
-                                 JOIN endpoints p ON p.id = d.endpoint
-                                 LEFT JOIN deliveries r ON r.seq = d.replay_of LEFT JOIN deliveries s ON s.seq = d.replayed_as";
+pub(super) const SELECT: &str = concat!(
+    "SELECT d.*, p.url, r.id AS replay_of_id, s.id AS replayed_as_id,
+       d.ordering_key IS NULL OR NOT EXISTS (
+         SELECT 1 FROM deliveries o INDEXED BY deliveries_queued
+         WHERE o.endpoint = d.endpoint AND o.status = 'waiting' AND ",
+    queue!("o."),
+    " = 6 AND ",
+    place!("o."),
+    // The plus: compared as they are, as the index has them.
+    " = +d.ordering_key AND o.seq < d.seq) AS is_head_of_key
+     FROM deliveries d
+     JOIN endpoints p ON p.id = d.endpoint
+     LEFT JOIN deliveries r ON r.seq = d.replay_of LEFT JOIN deliveries s ON s.seq = d.replayed_as"
+);
 
 pub(super) fn by_id(connection: &Connection, id: DeliveryId) -> Result<Option<DeliveryRow>, Error> {
     let Some(seq) = seq_of(connection, id)? else { return Ok(None) };

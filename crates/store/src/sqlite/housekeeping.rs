@@ -5,7 +5,7 @@ use posthaste_core::time::Timestamp;
 use rusqlite::{Connection, params};
 
 use super::events::seqs_of_event;
-use super::{SMALL, Sqlite, configuration, lanes, row};
+use super::{SMALL, Sqlite, configuration, row};
 use crate::columns::{limit, millis, unsigned};
 use crate::housekeeping::MINUTES_FACTOR;
 use crate::{Audit, Error, Housekeeping, MINUTES_KEPT, Overdue, OverdueReason, SweptAway, secrets};
@@ -227,15 +227,9 @@ fn reseal(store: &Sqlite, connection: &Connection, limits: &Housekeeping) -> Res
 }
 
 /// By endpoint, so that the backlog of those that are well is not read: a plain join would begin with the backlog.
-fn select_of_deleted(queue: &lanes::Queue) -> String {
-    let predicate =
-        queue.predicate.replace("status", "d.status").replace("is_later", "d.is_later").replace("ordering_key", "d.ordering_key");
-    format!(
-        "SELECT d.endpoint, d.id, d.seq FROM endpoints p CROSS JOIN deliveries d INDEXED BY {} ON d.endpoint = p.id
-         WHERE p.deleted_at_ms IS NOT NULL AND {predicate} LIMIT ?1",
-        queue.index
-    )
-}
+const SELECT_OF_DELETED: &str =
+    "SELECT d.endpoint, d.id, d.seq FROM endpoints p CROSS JOIN deliveries d INDEXED BY deliveries_queued ON d.endpoint = p.id
+     WHERE p.deleted_at_ms IS NOT NULL AND d.status = 'waiting' LIMIT ?1";
 
 /// The oldest rows of each tenant that are older than its retention, and due for as long. By tenant, for the same reason.
 const SELECT_STALE: &str =
@@ -259,13 +253,10 @@ fn overdue(connection: &Connection, now: Timestamp, rows_max: usize) -> Result<V
          WHERE status = 'waiting' AND expires_at_ms IS NOT NULL AND expires_at_ms <= ?1 ORDER BY expires_at_ms LIMIT ?2",
     )?;
     found.extend(row::all(expired.query(params![now.as_millis(), limit(rows_max)])?, read(OverdueReason::Expired))?);
-    for queue in lanes::QUEUES {
-        if found.len() >= rows_max {
-            break;
-        }
-        let deleted = select_of_deleted(&queue);
+    if found.len() < rows_max {
+        let mut deleted = connection.prepare_cached(SELECT_OF_DELETED)?;
         let room = limit(rows_max - found.len());
-        found.extend(row::all(connection.prepare_cached(&deleted)?.query([room])?, read(OverdueReason::EndpointDeleted))?);
+        found.extend(row::all(deleted.query([room])?, read(OverdueReason::EndpointDeleted))?);
     }
     if found.len() < rows_max {
         let mut stale = connection.prepare_cached(SELECT_STALE)?;
@@ -284,9 +275,8 @@ mod tests {
     fn what_is_overdue_is_found_without_reading_the_backlog() {
         let mut connection = Connection::open_in_memory().expect("a database");
         super::super::migrations::run(&mut connection).expect("a schema");
-        let selects = lanes::QUEUES.iter().map(select_of_deleted).chain([SELECT_STALE.to_owned()]);
-        for select in selects {
-            let steps = row::plan(&connection, &select);
+        for select in [SELECT_OF_DELETED, SELECT_STALE] {
+            let steps = row::plan(&connection, select);
             assert!(steps.iter().any(|step| step.starts_with("SEARCH d USING INDEX")), "{select}\n{steps:?}");
         }
     }

@@ -11,7 +11,8 @@ use rusqlite::{Connection, Row, params};
 use super::writer::{State, Turn};
 use super::{SMALL, Sqlite, configuration, row};
 use crate::columns::{
-    checked_data, class, class_code, labels, limit, millis, outcome_columns, signed, state_columns, trace_context, unsigned,
+    StateColumns, checked_data, class, class_code, labels, limit, millis, outcome_columns, signed, state_columns, trace_context,
+    unsigned,
 };
 use crate::routing::schedule_of;
 use crate::{
@@ -19,7 +20,7 @@ use crate::{
 };
 
 impl Sqlite {
-    /// A skip scan over each of the three queues: as many steps as there are endpoints with work.
+    /// A skip scan: as many steps as there are endpoints with work.
     pub(super) async fn work(&self, after: Option<EndpointId>, rows_max: usize) -> Result<Vec<EndpointId>, Error> {
         self.read(move |connection| with_work(connection, after, rows_max)).await
     }
@@ -80,14 +81,9 @@ impl Sqlite {
 pub(super) fn with_work(connection: &Connection, after: Option<EndpointId>, rows_max: usize) -> Result<Vec<EndpointId>, Error> {
     let mut found = Vec::new();
     let mut after = after.map_or_else(Vec::new, |after| after.to_bytes().to_vec());
+    let mut select = connection.prepare_cached(SELECT_NEXT)?;
     while found.len() < rows_max {
-        let mut next: Option<[u8; 16]> = None;
-        for queue in QUEUES {
-            let select = select_next(&queue);
-            let first: Option<[u8; 16]> =
-                row::first(connection.prepare_cached(&select)?.query([&after])?, |row| row::column(row, "endpoint"))?;
-            next = next.into_iter().chain(first).min();
-        }
+        let next: Option<[u8; 16]> = row::first(select.query([&after])?, |row| row::column(row, "endpoint"))?;
         let Some(endpoint) = next else { break };
         found.push(EndpointId::from_bytes(endpoint));
         after = endpoint.to_vec();
@@ -99,12 +95,12 @@ fn window(connection: &Connection, asked: &WindowAsked, seen: Seq) -> Result<Win
     let (endpoint, wanted) = (asked.endpoint.to_bytes(), limit(asked.limit.saturating_add(1)));
     let mut rows = match &asked.want {
         Want::Fresh(class) => {
-            let mut select = connection.prepare_cached(SELECT_FRESH)?;
+            let mut select = connection.prepare_cached(SELECT_QUEUED)?;
             row::all(select.query(params![endpoint, class_code(*class), wanted])?, entry)?
         }
         Want::Later(class) => {
-            let mut select = connection.prepare_cached(SELECT_LATER)?;
-            row::all(select.query(params![endpoint, class_code(*class), wanted])?, entry)?
+            let mut select = connection.prepare_cached(SELECT_QUEUED)?;
+            row::all(select.query(params![endpoint, LATER + class_code(*class), wanted])?, entry)?
         }
         Want::Head(key) => {
             let mut select = connection.prepare_cached(SELECT_HEAD)?;
@@ -121,14 +117,6 @@ fn window(connection: &Connection, asked: &WindowAsked, seen: Seq) -> Result<Win
     Ok(WindowRows { rows, more, seen })
 }
 
-/// The next endpoint with something in that queue.
-fn select_next(queue: &Queue) -> String {
-    format!(
-        "SELECT endpoint FROM deliveries INDEXED BY {} WHERE {} AND endpoint > ?1 ORDER BY endpoint LIMIT 1",
-        queue.index, queue.predicate
-    )
-}
-
 pub(super) fn lane(connection: &Connection, endpoint: EndpointId) -> Result<Option<LaneState>, Error> {
     let mut select = connection.prepare_cached("SELECT document FROM lanes WHERE endpoint = ?1")?;
     row::first(select.query([endpoint.to_bytes()])?, |row| {
@@ -140,17 +128,45 @@ pub(super) fn lane(connection: &Connection, endpoint: EndpointId) -> Result<Opti
 /// By row, of which few are behind this one, and not by endpoint, which would spare a sort and read all that there are.
 const SELECT_SWEPT: &str = "SELECT DISTINCT endpoint FROM deliveries NOT INDEXED WHERE seq > ?1 AND status = 'waiting'";
 
-/// The three queues of a lane.
-pub(super) struct Queue {
-    pub(super) index: &'static str,
-    pub(super) predicate: &'static str,
+/// In which of its endpoint's queues a row stands, and in what order there: the words of the index `deliveries_queued`, or it is not used.
+macro_rules! queue {
+    ($of:literal) => {
+        concat!(
+            "(CASE WHEN ",
+            $of,
+            "ordering_key IS NOT NULL THEN 6 WHEN ",
+            $of,
+            "is_later THEN 3 + ",
+            $of,
+            "class ELSE ",
+            $of,
+            "class END)"
+        )
+    };
 }
+macro_rules! place {
+    ($of:literal) => {
+        concat!(
+            "(CASE WHEN ",
+            $of,
+            "ordering_key IS NOT NULL THEN ",
+            $of,
+            "ordering_key WHEN ",
+            $of,
+            "is_later THEN ",
+            $of,
+            "due_at_ms ELSE ",
+            $of,
+            "timestamp_ms END)"
+        )
+    };
+}
+pub(super) use {place, queue};
+/// Above what is fresh of the same class.
+const LATER: i16 = 3;
 
-pub(super) const QUEUES: [Queue; 3] = [
-    Queue { index: "deliveries_fresh", predicate: "status = 'waiting' AND is_later = 0 AND ordering_key IS NULL" },
-    Queue { index: "deliveries_later", predicate: "status = 'waiting' AND is_later = 1 AND ordering_key IS NULL" },
-    Queue { index: "deliveries_keyed", predicate: "status = 'waiting' AND ordering_key IS NOT NULL" },
-];
+/// The next endpoint with something that waits.
+const SELECT_NEXT: &str = "SELECT endpoint FROM deliveries INDEXED BY deliveries_queued WHERE status = 'waiting' AND endpoint > ?1 ORDER BY endpoint LIMIT 1";
 
 /// What [`entry`] reads, in its order.
 macro_rules! entry_columns {
@@ -159,43 +175,48 @@ macro_rules! entry_columns {
     };
 }
 
-const SELECT_FRESH: &str = concat!(
+const SELECT_QUEUED: &str = concat!(
     "SELECT ",
     entry_columns!(),
-    " FROM deliveries INDEXED BY deliveries_fresh
-                            WHERE endpoint = ?1 AND class = ?2 AND status = 'waiting' AND is_later = 0 AND ordering_key IS NULL
-                            ORDER BY timestamp_ms, seq LIMIT ?3"
+    " FROM deliveries INDEXED BY deliveries_queued WHERE endpoint = ?1 AND status = 'waiting' AND ",
+    queue!(""),
+    " = ?2 ORDER BY ",
+    place!(""),
+    ", seq LIMIT ?3"
 );
-const SELECT_LATER: &str = concat!(
-    "SELECT ",
-    entry_columns!(),
-    " FROM deliveries INDEXED BY deliveries_later
-                            WHERE endpoint = ?1 AND class = ?2 AND status = 'waiting' AND is_later = 1 AND ordering_key IS NULL
-                            ORDER BY due_at_ms, seq LIMIT ?3"
-);
-
 const SELECT_HEAD: &str = concat!(
     "SELECT ",
     entry_columns!(),
-    " FROM deliveries INDEXED BY deliveries_keyed
-                           WHERE endpoint = ?1 AND ordering_key = ?2 AND status = 'waiting' AND ordering_key IS NOT NULL
-                           ORDER BY seq LIMIT 1"
+    " FROM deliveries INDEXED BY deliveries_queued WHERE endpoint = ?1 AND status = 'waiting' AND ",
+    queue!(""),
+    " = 6 AND ",
+    place!(""),
+    " = ?2 ORDER BY seq LIMIT 1"
 );
+macro_rules! keyed {
+    ($selected:expr) => {
+        concat!(
+            "SELECT ",
+            $selected,
+            " FROM deliveries INDEXED BY deliveries_queued WHERE endpoint = ?1 AND status = 'waiting' AND ",
+            queue!(""),
+            " = 6 AND ",
+            place!("")
+        )
+    };
+}
 /// A skip scan: from each key to the next one, however many rows lie between them.
 const SELECT_HEADS: &str = concat!(
-    "WITH RECURSIVE heads (key) AS (
-       SELECT min(ordering_key) FROM deliveries INDEXED BY deliveries_keyed
-       WHERE endpoint = ?1 AND status = 'waiting' AND ordering_key IS NOT NULL AND ordering_key > ?2
-       UNION ALL
-       SELECT (SELECT min(ordering_key) FROM deliveries INDEXED BY deliveries_keyed
-               WHERE endpoint = ?1 AND status = 'waiting' AND ordering_key IS NOT NULL AND ordering_key > heads.key)
-       FROM heads WHERE heads.key IS NOT NULL LIMIT ?3)
+    "WITH RECURSIVE heads (key) AS (",
+    keyed!(concat!("min(", place!(""), ")")),
+    " > ?2 UNION ALL SELECT (",
+    keyed!(concat!("min(", place!(""), ")")),
+    " > heads.key) FROM heads WHERE heads.key IS NOT NULL LIMIT ?3)
      SELECT ",
     entry_columns!(),
-    " FROM heads JOIN deliveries d ON d.seq = (
-       SELECT min(seq) FROM deliveries INDEXED BY deliveries_keyed
-       WHERE endpoint = ?1 AND ordering_key = heads.key AND status = 'waiting' AND ordering_key IS NOT NULL)
-     ORDER BY d.ordering_key"
+    " FROM heads JOIN deliveries d ON d.seq = (",
+    keyed!("min(seq)"),
+    " = heads.key) ORDER BY d.ordering_key"
 );
 
 pub(super) fn last_seq(connection: &Connection) -> Result<Seq, Error> {
@@ -285,21 +306,30 @@ fn may_still_record(connection: &Connection, record: &Record, seq: Option<i64>, 
 }
 
 fn record_attempt(turn: &Turn<'_>, seq: i64, attempt: &AttemptRecord, state: DeliveryState) -> Result<bool, Error> {
-    let columns = state_columns(state);
     let (outcome, status_code) = outcome_columns(attempt.outcome);
-    let moved = params![
-        columns.status,
-        columns.due_at_ms,
-        columns.ended_at_ms,
-        columns.dead_reason,
-        columns.cancel_reason,
-        attempt.number,
-        attempt.attempted_at.as_millis(),
-        status_code,
-        attempt.error,
-        seq,
-    ];
-    if turn.execute_often(UPDATE_ATTEMPTED, moved)? == 0 {
+    let attempted_at = attempt.attempted_at.as_millis();
+    let moved = match state {
+        DeliveryState::Waiting { due } => {
+            let columns = params![attempt.number, attempted_at, status_code, attempt.error, seq, due.as_millis()];
+            turn.execute_often(UPDATE_TRIED, columns)?
+        }
+        DeliveryState::Delivered { .. } | DeliveryState::Dead { .. } | DeliveryState::Cancelled { .. } => {
+            let StateColumns { status, ended_at_ms, dead_reason, cancel_reason, .. } = state_columns(state);
+            let columns = params![
+                attempt.number,
+                attempted_at,
+                status_code,
+                attempt.error,
+                seq,
+                status,
+                ended_at_ms,
+                dead_reason,
+                cancel_reason
+            ];
+            turn.execute_often(UPDATE_ENDED, columns)?
+        }
+    };
+    if moved == 0 {
         return Ok(false);
     }
     let timings = attempt.timings;
@@ -317,16 +347,25 @@ fn record_attempt(turn: &Turn<'_>, seq: i64, attempt: &AttemptRecord, state: Del
         millis(attempt.timeout),
         attempt.preview,
         attempt.error,
-        attempt.attempted_at.as_millis(),
+        attempted_at,
     ];
     turn.execute_often(INSERT_ATTEMPT, made)?;
     Ok(true)
 }
 
-const UPDATE_ATTEMPTED: &str =
-    "UPDATE deliveries SET status = ?1, due_at_ms = ?2, ended_at_ms = ?3, dead_reason = ?4, cancel_reason = ?5, attempts = ?6,
-            is_later = max(is_later, ?1 = 'waiting'), last_attempt_at_ms = ?7, last_status_code = ?8, last_error = ?9
-     WHERE seq = ?10 AND status = 'waiting' AND attempts = ?6 - 1";
+/// What a statement does not name it need not look after: columns, and the indexes that they are in.
+macro_rules! update_attempted {
+    ($more:literal) => {
+        concat!(
+            "UPDATE deliveries SET attempts = ?1, last_attempt_at_ms = ?2, last_status_code = ?3, last_error = ?4, ",
+            $more,
+            " WHERE seq = ?5 AND status = 'waiting' AND attempts = ?1 - 1"
+        )
+    };
+}
+const UPDATE_TRIED: &str = update_attempted!("due_at_ms = ?6, is_later = 1");
+const UPDATE_ENDED: &str =
+    update_attempted!("status = ?6, due_at_ms = NULL, ended_at_ms = ?7, dead_reason = ?8, cancel_reason = ?9");
 const INSERT_ATTEMPT: &str = "INSERT INTO attempts (delivery_seq, number, id, outcome, status_code, response_time_ms, dns_ms,
                                                     connect_ms, tls_ms, first_byte_ms, timeout_ms, preview, error, attempted_at_ms)
                               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
@@ -394,12 +433,17 @@ mod tests {
     fn nothing_that_an_owner_asks_reads_the_backlog() {
         let mut connection = Connection::open_in_memory().expect("a database");
         migrations::run(&mut connection).expect("a schema");
-        let queues = QUEUES.iter().map(select_next);
-        let others = [SELECT_LEFT_ALONE, SELECT_SWEPT, SELECT_FRESH, SELECT_LATER, SELECT_HEAD, SELECT_HEADS].map(str::to_owned);
-        for select in queues.chain(others) {
-            let steps = row::plan(&connection, &select);
+        for select in [SELECT_LEFT_ALONE, SELECT_SWEPT, SELECT_NEXT, SELECT_QUEUED, SELECT_HEAD, SELECT_HEADS] {
+            let steps = row::plan(&connection, select);
             assert!(!steps.iter().any(|step| step.starts_with("SCAN d")), "{select}\n{steps:?}");
             assert!(steps.iter().any(|step| step.starts_with("SEARCH d")), "{select}\n{steps:?}");
         }
+        for select in [SELECT_QUEUED, SELECT_HEAD, SELECT_HEADS] {
+            let steps = row::plan(&connection, select);
+            let in_the_index = steps.iter().filter(|step| step.contains("deliveries_queued (endpoint=? AND <expr>=?"));
+            assert!(in_the_index.count() > 0, "it is found by its queue: {select}\n{steps:?}");
+        }
+        let steps = row::plan(&connection, SELECT_QUEUED);
+        assert!(!steps.iter().any(|step| step.contains("TEMP B-TREE")), "and in its order: {steps:?}");
     }
 }

@@ -147,6 +147,12 @@ const DOWNGRADE: &str = "DROP TABLE minutes; DROP TABLE minutes_of_tenants; ALTE
      DELETE FROM schema; INSERT INTO schema VALUES (13, 13);";
 const DOWNGRADE_SQLITE: &str = "DROP INDEX deliveries_made_later; CREATE UNIQUE INDEX deliveries_by_id ON deliveries (id);
      CREATE UNIQUE INDEX deliveries_by_event ON deliveries (event_seq, endpoint, (CASE WHEN replay_of IS NULL THEN 0 ELSE seq END));
+     DROP INDEX deliveries_queued; DROP INDEX deliveries_dead; DROP INDEX deliveries_dead_by_tenant;
+     CREATE INDEX deliveries_dead ON deliveries (ended_at_ms, seq) WHERE status = 'dead' AND replayed_as IS NULL;
+     CREATE INDEX deliveries_dead_by_tenant ON deliveries (tenant, ended_at_ms, seq) WHERE status = 'dead' AND replayed_as IS NULL;
+     CREATE INDEX deliveries_fresh ON deliveries (endpoint, class, timestamp_ms) WHERE is_later = 0 AND ordering_key IS NULL AND status = 'waiting';
+     CREATE INDEX deliveries_later ON deliveries (endpoint, class, due_at_ms) WHERE is_later = 1 AND ordering_key IS NULL AND status = 'waiting';
+     CREATE INDEX deliveries_keyed ON deliveries (endpoint, ordering_key, seq) WHERE ordering_key IS NOT NULL AND status = 'waiting';
      ALTER TABLE events DROP COLUMN first_delivery; ALTER TABLE events DROP COLUMN deliveries;";
 const DOWNGRADE_POSTGRES: &str = "DROP TABLE commands; DROP TABLE lanes_shown; DROP INDEX idempotency_keys_by_id;
      ALTER TABLE events_kept DROP COLUMN trace_context;";
