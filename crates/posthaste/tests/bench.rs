@@ -153,6 +153,7 @@ fn latency_is_told_at_a_rate_and_at_a_tenth_of_what_goes() {
     let tenth = (report["most_deliveries_per_second"].as_f64().unwrap() / 10.0).floor().max(1.0);
     assert!((rows[1]["rate"].as_f64().unwrap() - tenth).abs() < 1e-6, "{report}");
     for row in rows {
+        assert_figures(row, &["flush_p50_ms", "flush_p99_ms"]);
         for side in [&row["posthaste"], &row["raw"], &row["bare_store"]] {
             for what in ["publish", "publish_to_arrival"] {
                 let at = |name: &str| side[format!("{what}_{name}_ms")].as_f64().unwrap();

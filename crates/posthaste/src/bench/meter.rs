@@ -186,15 +186,22 @@ const FLUSHES: u64 = 100;
 const PAGE: [u8; 4096] = [b'x'; 4096];
 const PAGES: u64 = 64;
 
-/// How long this disk takes to make four kibibytes safe, in a file that does not grow.
+/// How long this disk takes to make four kibibytes safe, in a file that does not grow, one time after the other.
 pub(super) fn flush_times(directory: &Path) -> anyhow::Result<Spread> {
+    flush_times_at(directory, FLUSHES, Duration::ZERO)
+}
+
+/// The same for so many, or as many as there are otherwise, with so much time before each, in which the disk and the way there may fall
+/// asleep.
+pub(super) fn flush_times_at(directory: &Path, flushes: u64, pause: Duration) -> anyhow::Result<Spread> {
     let path = directory.join("flush");
     let file = File::create(&path).with_context(|| format!("cannot write to {}", directory.display()))?;
     let write = |page: u64| file.write_all_at(&PAGE, page % PAGES * PAGE.len() as u64);
     (0..PAGES).try_for_each(write)?;
     file.sync_all()?;
     let mut times = Vec::new();
-    for page in 0..FLUSHES {
+    for page in 0..flushes.min(FLUSHES) {
+        std::thread::sleep(pause);
         let began = Instant::now();
         write(page)?;
         file.sync_data()?;
