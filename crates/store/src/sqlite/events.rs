@@ -247,3 +247,29 @@ fn remember(connection: &Connection, new: &NewEvent, event_seq: i64, store: &Sql
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sqlite::history::{COUNT_OF_EVENT, SEQS_BY_EVENT};
+    use crate::sqlite::housekeeping::SELECT_OLD_EVENTS;
+    use crate::sqlite::migrations;
+    use crate::sqlite::replays::SELECT_MISSING;
+
+    /// However many there are of others.
+    #[test]
+    fn the_deliveries_of_an_event_are_found_where_they_lie() {
+        let mut connection = Connection::open_in_memory().expect("a database");
+        migrations::run(&mut connection).expect("a schema");
+        for select in [SELECT_PUBLISHED_BEFORE, SEQS_BY_EVENT, COUNT_OF_EVENT, SELECT_OLD_EVENTS, SELECT_MISSING] {
+            let steps = row::plan(&connection, select);
+            assert!(!steps.iter().any(|step| step.starts_with("SCAN")), "{select}\n{steps:?}");
+            for way in [
+                "SEARCH b USING INTEGER PRIMARY KEY (rowid>? AND rowid<?)",
+                "SEARCH l USING INDEX deliveries_made_later (event_seq=?)",
+            ] {
+                assert!(steps.iter().any(|step| step == way), "{select}\n{steps:?}");
+            }
+        }
+    }
+}

@@ -215,12 +215,12 @@ pub(super) fn last_id(connection: &Connection) -> Result<Option<DeliveryId>, Err
 }
 
 /// Whoever may see all tenants sees those of each that has chosen this id.
-const SEQS_BY_EVENT: &str = concat!(
+pub(super) const SEQS_BY_EVENT: &str = concat!(
     "SELECT d.seq FROM events e CROSS JOIN deliveries d ON d.seq IN (",
     seqs_of_event!(),
     ") WHERE e.id = ?1 AND (?2 IS NULL OR e.tenant = ?2)"
 );
-const COUNT_OF_EVENT: &str = concat!(
+pub(super) const COUNT_OF_EVENT: &str = concat!(
     "SELECT d.status, count(*) AS n FROM events e CROSS JOIN deliveries d ON d.seq IN (",
     seqs_of_event!(),
     ") WHERE e.seq = ?1 GROUP BY d.status"

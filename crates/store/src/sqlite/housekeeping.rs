@@ -173,7 +173,7 @@ fn begin_anew(connection: &Connection, limits: &Housekeeping, now: Timestamp) ->
     Ok(())
 }
 
-const SELECT_OLD_EVENTS: &str = concat!(
+pub(super) const SELECT_OLD_EVENTS: &str = concat!(
     "SELECT e.seq, e.tenant, e.id FROM events e WHERE e.tenant = ?1 AND e.accepted_at_ms <= ?2 AND NOT EXISTS (",
     seqs_of_event!(),
     ") ORDER BY e.seq LIMIT ?3"

@@ -203,7 +203,7 @@ fn look(connection: &Connection, store: &Sqlite, filter: &ReplayFilter, after: i
     Ok(Look { more: candidates.len() >= SCAN_ROWS, candidates })
 }
 
-const SELECT_MISSING: &str = concat!(
+pub(super) const SELECT_MISSING: &str = concat!(
     "SELECT e.*, (SELECT 1 FROM deliveries d WHERE d.seq IN (",
     seqs_of_event!(),
     ") AND d.endpoint = ?1 AND d.replay_of IS NULL) AS had
