@@ -48,6 +48,9 @@ fn tests(fast: bool) -> anyhow::Result<String> {
     let profile = if fast { "fast" } else { "default" };
     let mut command =
         cargo(&["nextest", "run", "--workspace", "--locked", "--profile", profile, "--color", "never", "--status-level", "slow"]);
+    // One more than there are cores: many a test waits for a server, a lease or a disk, and then nobody would use its core.
+    let at_once = std::thread::available_parallelism()?.get() + 1;
+    command.arg("--test-threads").arg(at_once.to_string());
     // A check compares with what is expected; it never rewrites it.
     command.env("PATH", tools::path()?).env_remove("UPDATE_EXPECT");
     let mut child = command.stderr(Stdio::piped()).spawn().with_context(|| shown(&command))?;
