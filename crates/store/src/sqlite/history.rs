@@ -190,7 +190,7 @@ pub(super) fn by_id(connection: &Connection, id: DeliveryId) -> Result<Option<De
 }
 
 /// Whoever writes gives ids out in the order of the rows, over restarts and whatever the clock does: each look halves what is left.
-pub(super) fn seq_of(connection: &Connection, id: DeliveryId) -> Result<Option<i64>, Error> {
+fn seq_of(connection: &Connection, id: DeliveryId) -> Result<Option<i64>, Error> {
     let mut ends = connection.prepare_cached("SELECT (SELECT min(seq) FROM deliveries), (SELECT max(seq) FROM deliveries)")?;
     let (Some(mut low), Some(mut high)) = ends.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))? else { return Ok(None) };
     let mut look = connection.prepare_cached("SELECT seq, id FROM deliveries WHERE seq BETWEEN ?1 AND ?2 ORDER BY seq LIMIT 1")?;

@@ -128,7 +128,8 @@ pub(super) fn lane(connection: &Connection, endpoint: EndpointId) -> Result<Opti
 /// By row, of which few are behind this one, and not by endpoint, which would spare a sort and read all that there are.
 const SELECT_SWEPT: &str = "SELECT DISTINCT endpoint FROM deliveries NOT INDEXED WHERE seq > ?1 AND status = 'waiting'";
 
-/// In which of its endpoint's queues a row stands, and in what order there: the words of the index `deliveries_queued`, or it is not used.
+/// In which of its endpoint's queues a row stands (what is fresh in 0 to 2 by class, what is due later in 3 to 5, what has an ordering key in
+/// 6), and in what order there: the words of the index `deliveries_queued`, or it is not used.
 macro_rules! queue {
     ($of:literal) => {
         concat!(
