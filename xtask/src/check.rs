@@ -29,6 +29,9 @@ pub(crate) fn run(fast: bool) -> anyhow::Result<()> {
         parts.time("20 kills of the server under load", || {
             crate::checker("crash", &["--strict", "--cycles", "20"].map(str::to_owned))
         })?;
+        parts.time("6 kills of the server on PostgreSQL", || {
+            crate::checker("crash", &["--strict", "--postgres", "--cycles", "6"].map(str::to_owned))
+        })?;
         parts.time("what a delivery costs, in instructions", || instructions::run(false))?;
     }
     parts.time("the dashboard, in a real Prometheus", alerts::grafana)?;

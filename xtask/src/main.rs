@@ -34,12 +34,12 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Kill the real server again and again under load and check the promises: [--cycles N] [--rate N] [--seed N] [--strict]
+    /// Kill the real server again and again under load and check the promises: [--postgres] [--cycles N] [--rate N] [--seed N] [--strict]
     Crash {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Hold a load on the real server; memory has to stay flat: [--minutes N] [--rate N] [--seed N]
+    /// Hold a load on the real server; memory has to stay flat: [--postgres] [--minutes N] [--rate N] [--seed N]
     Soak {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
@@ -53,6 +53,11 @@ enum Task {
     },
     /// Measure a store beside a bare program: [--postgres] [--backlog [--rows N]] [--seconds N] [--callers N] [--rounds N]
     BenchStore {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Measure cleanup at the edge of retention, and publishing next to it: [--events N] [--seconds N]
+    BenchRetention {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
@@ -100,10 +105,11 @@ fn main() -> ExitCode {
         Task::Crash { arguments } => checker("crash", &arguments),
         Task::Soak { arguments } => checker("soak", &arguments),
         Task::BenchScheduler => simulator("scheduler", &[]),
-        Task::BenchSender { arguments } => bench("sender", &arguments),
-        Task::BenchStore { arguments } => bench("store", &arguments),
-        Task::BenchApi { arguments } => bench("api", &arguments),
-        Task::BenchRelay { arguments } => bench("relay", &arguments),
+        Task::BenchSender { arguments } => bench("sender", "sender", &arguments),
+        Task::BenchStore { arguments } => bench("store", "store", &arguments),
+        Task::BenchRetention { arguments } => bench("store", "retention", &arguments),
+        Task::BenchApi { arguments } => bench("api", "api", &arguments),
+        Task::BenchRelay { arguments } => bench("relay", "relay", &arguments),
         Task::BenchInstructions { accept } => instructions::run(accept),
         Task::FuzzUrl { cases } => fuzz_url(cases),
         Task::FuzzApi { arguments } => fuzz_api::fuzz(&arguments),
@@ -127,8 +133,8 @@ fn fuzz_url(cases: u64) -> anyhow::Result<()> {
 }
 
 /// A crate's measurements.
-fn bench(name: &str, arguments: &[String]) -> anyhow::Result<()> {
-    let (package, example) = (format!("posthaste-{name}"), format!("bench_{name}"));
+fn bench(name: &str, what: &str, arguments: &[String]) -> anyhow::Result<()> {
+    let (package, example) = (format!("posthaste-{name}"), format!("bench_{what}"));
     run(cargo(&["run", "--release", "--quiet", "--package", &package, "--example", &example, "--"]).args(arguments))
 }
 

@@ -152,6 +152,7 @@ impl Group {
                     results[place] = Some(result(event, stored));
                 }
                 self.has_committed = true;
+                call.deadline.restart();
                 Ok(())
             }
             // If nothing of the batch was stored, all of it can be sent again; else each says for itself.

@@ -18,6 +18,7 @@ use serde_json::error::Category;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
+use crate::deadline::Deadline;
 use crate::problem::Problem;
 
 /// Room for bodies is given out in pieces of this size, so that a permit fits into 32 bits.
@@ -57,11 +58,20 @@ pub(crate) struct Pieces {
     room_bytes: usize,
     read_bytes: usize,
     bytes_max: usize,
-    deadline: Instant,
+    arrives_by: Instant,
+    /// Of the whole request; it stands still while we wait for the client.
+    deadline: Arc<Deadline>,
 }
 
 impl Pieces {
-    pub(crate) fn new(parts: &Parts, body: Body, budget: &Budget, bytes_max: usize, patience: Duration) -> Result<Pieces, Problem> {
+    pub(crate) fn new(
+        parts: &Parts,
+        body: Body,
+        budget: &Budget,
+        bytes_max: usize,
+        patience: Duration,
+        deadline: &Arc<Deadline>,
+    ) -> Result<Pieces, Problem> {
         let declared = parts.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
         if declared.is_some_and(|declared| declared > bytes_max) {
             return Err(Problem::too_large(bytes_max));
@@ -73,7 +83,8 @@ impl Pieces {
             room_bytes: 0,
             read_bytes: 0,
             bytes_max,
-            deadline: Instant::now() + patience,
+            arrives_by: Instant::now() + patience,
+            deadline: Arc::clone(deadline),
         };
         // What was announced is reserved at once, so that nobody is turned away halfway.
         pieces.reserve(declared.unwrap_or(0))?;
@@ -94,7 +105,10 @@ impl Pieces {
 
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Problem> {
         loop {
-            let frame = tokio::time::timeout_at(self.deadline, self.body.frame()).await.map_err(|_| Problem::too_slow())?;
+            self.deadline.pause();
+            let frame = tokio::time::timeout_at(self.arrives_by, self.body.frame()).await;
+            self.deadline.resume();
+            let frame = frame.map_err(|_| Problem::too_slow())?;
             let Some(frame) = frame else { return Ok(None) };
             let frame = frame.map_err(|_| Problem::unreadable("the body did not arrive whole"))?;
             // Trailers say nothing to us.

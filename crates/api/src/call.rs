@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::extract::ConnectInfo;
@@ -20,6 +21,7 @@ use utoipa::ToSchema;
 
 use crate::body::{self, MediaType, Pieces, Whole};
 use crate::credentials::Caller;
+use crate::deadline::Deadline;
 use crate::problem::Problem;
 use crate::query::Query;
 use crate::{App, cursor};
@@ -39,6 +41,7 @@ pub(crate) struct Call {
     pub(crate) name: String,
     /// A body can be read by one alone; the lock only says so to the compiler.
     pub(crate) unread: Mutex<Option<Body>>,
+    pub(crate) deadline: Arc<Deadline>,
 }
 
 impl Call {
@@ -72,7 +75,7 @@ impl Call {
 
     pub(crate) fn pieces(&mut self, bytes_max: usize) -> Result<Pieces, Problem> {
         let body = self.unread.get_mut().take().unwrap_or_default();
-        Pieces::new(&self.parts, body, &self.app.budget, bytes_max, self.app.options.body_patience)
+        Pieces::new(&self.parts, body, &self.app.budget, bytes_max, self.app.options.body_patience, &self.deadline)
     }
 
     /// What `If-Match` asks for.

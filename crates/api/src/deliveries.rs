@@ -321,18 +321,22 @@ impl Surroundings {
         let mut observed = lanes(app, ids).await?;
         for row in rows {
             if !tenants.contains_key(&row.tenant) {
-                let tenant = app.store.tenant(row.tenant.clone()).await?.map(|stored| stored.tenant);
+                let tenant = readable(app.store.tenant(row.tenant.clone()).await)?.flatten().map(|stored| stored.tenant);
                 tenants.insert(row.tenant.clone(), tenant);
             }
             if endpoints.contains_key(&row.endpoint) {
                 continue;
             }
-            let Some(stored) = app.store.endpoint(row.endpoint).await? else { continue };
-            let defaults = tenants.get(&row.tenant).and_then(Option::as_ref).map(|tenant| &tenant.defaults);
-            let around = Around {
-                status: stored.endpoint.status,
-                policies: in_force(&app.options.policies, defaults, &stored.endpoint.policies),
-                observed: observed.remove(&row.endpoint).unwrap_or_default(),
+            let observed = observed.remove(&row.endpoint).unwrap_or_default();
+            let around = match readable(app.store.endpoint(row.endpoint).await)? {
+                Some(None) => continue,
+                Some(Some(stored)) => {
+                    let defaults = tenants.get(&row.tenant).and_then(Option::as_ref).map(|tenant| &tenant.defaults);
+                    let policies = in_force(&app.options.policies, defaults, &stored.endpoint.policies);
+                    Around { status: stored.endpoint.status, policies, observed }
+                }
+                // Its deliveries can still be read, and its owner says why they wait.
+                None => Around { status: Status::Active, policies: app.options.policies.clone(), observed },
             };
             endpoints.insert(row.endpoint, around);
         }
@@ -358,7 +362,24 @@ impl Surroundings {
             is_head_of_key: row.is_head_of_key,
             lane: around.observed.lane_facts(around.status, &around.policies, tenant),
         };
-        stand(row, explain(app.store.now(), &facts), around.policies.retry.max_attempts())
+        let mut view = stand(row, explain(app.store.now(), &facts), around.policies.retry.max_attempts());
+        // An endpoint whose configuration cannot be read has none that would explain it.
+        if let (State::Waiting { .. }, Some(cause)) = (row.state, around.observed.blocked()) {
+            view.status = "scheduled";
+            view.hold_reason = Some("blocked");
+            view.last_error = Some(cause.to_owned());
+            view.next_attempt_at = None;
+        }
+        view
+    }
+}
+
+/// `None` for what is stored and cannot be read: one such row must not hide the others.
+fn readable<T>(read: Result<T, posthaste_store::Error>) -> Result<Option<T>, posthaste_store::Error> {
+    match read {
+        Ok(found) => Ok(Some(found)),
+        Err(posthaste_store::Error::Corrupt { .. }) => Ok(None),
+        Err(error) => Err(error),
     }
 }
 

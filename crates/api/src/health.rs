@@ -1,7 +1,7 @@
 //! `/healthz` and `/readyz`: for load balancers and whoever restarts processes.
 //!
 //! Alive means that we answer. Ready means that publishing would work: a node that cannot reach its database says why, and
-//! one that only has nothing to deliver, or failing receivers, stays ready. So does one whose deliveries stall: what it takes
+//! one whose clock is too far from the database's does too, and one that only has nothing to deliver, or failing receivers, stays ready. So does one whose deliveries stall: what it takes
 //! is kept, others deliver it where there are others, and a metric and the log tell of it.
 
 use std::time::{Duration, Instant};
@@ -17,6 +17,8 @@ use crate::problem::Problem;
 
 /// How long a failed publish counts. After that somebody has to try, or nobody would ever find out that it works again.
 const FAILURE_COUNTS_FOR: Duration = Duration::from_secs(5);
+/// Leases and due times go by the database's clock, and what else runs on a machine whose clock is that far off cannot be relied on.
+const SKEW_MAX: Duration = Duration::from_secs(5);
 /// A load balancer waits no longer.
 const READY_WITHIN: Duration = Duration::from_secs(2);
 
@@ -72,6 +74,9 @@ pub(crate) async fn alive(_call: Call) -> Result<Response, Problem> {
 pub(crate) async fn ready(call: Call) -> Result<Response, Problem> {
     if let Some(why) = call.app.publishing.trouble() {
         return Err(Problem::unavailable(format!("The last event could not be stored: {why}")));
+    }
+    if call.app.store.clock_status().skew.is_some_and(|skew| skew > SKEW_MAX) {
+        return Err(Problem::unavailable("the clock of this node and that of the database are more than 5 seconds apart"));
     }
     // A read, and a write of nothing: the way that publishing goes, without leaving anything.
     let asked = async {

@@ -12,6 +12,7 @@ mod cluster;
 mod credentials;
 mod cursor;
 mod dead_letters;
+mod deadline;
 mod deliveries;
 mod docs;
 mod endpoint_verbs;
@@ -83,6 +84,9 @@ pub struct Options {
     pub bodies_bytes_max: usize,
     /// How long a body may take to arrive.
     pub body_patience: Duration,
+    /// After this time a request is answered with 503 although the store has not answered. Without the time in which its body
+    /// arrives, and not for what waits for a receiver.
+    pub answer_max: Duration,
     /// Enough for any customer; a loop that makes endpoints ends here. A tenant's own limit stands over it.
     pub endpoints_per_tenant_max: u32,
     /// Calls of one key, without publishing. `None`: as many as it likes.
@@ -113,6 +117,8 @@ impl Default for Options {
             batch_events_max: 1000,
             bodies_bytes_max: 32 * 1024 * 1024,
             body_patience: Duration::from_secs(30),
+            // Clients hear within five seconds that the database is away.
+            answer_max: Duration::from_millis(4_500),
             endpoints_per_tenant_max: 1000,
             calls: Some(RateLimit::new(6000, 1000).expect("within its bounds")),
             key_uses_written_every: Duration::from_secs(10),

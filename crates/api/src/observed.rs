@@ -62,6 +62,11 @@ impl Observed {
         self.lane.as_ref().is_some_and(|lane| lane.in_flight.contains(&delivery))
     }
 
+    /// Why nothing is sent there, if its owner cannot read its configuration.
+    pub(crate) fn blocked(&self) -> Option<&str> {
+        self.lane.as_ref()?.blocked.as_deref()
+    }
+
     pub(crate) fn in_flight_count(&self) -> u64 {
         self.lane.as_ref().map_or(0, |lane| lane.in_flight.len() as u64)
     }
@@ -85,6 +90,7 @@ impl Observed {
             breaker: lane.memory.breaker,
             rate_limit: policies.rate_limit.map(|limit| (limit, lane.memory.bucket)),
             tenant_rate_limit: tenant.and_then(|tenant| tenant.rate_limit).zip(lane.tenant_bucket),
+            is_short_of_tokens: lane.is_short_of_tokens,
             held_until: lane.memory.held_until,
             retries_from: lane.retries_from,
             has_slot: lane.has_slot,

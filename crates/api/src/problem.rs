@@ -162,6 +162,11 @@ impl Problem {
         Problem { retry_after: Some(RETRY_AFTER_DEFAULT), ..problem }
     }
 
+    /// It may have been done, or may still be.
+    pub(crate) fn outcome_unknown() -> Problem {
+        Problem::unavailable("Whether it was done is not known. Look before trying again, or use an idempotency key.")
+    }
+
     pub(crate) fn overloaded(wait: Duration) -> Problem {
         let detail = "More is being written than there is room for. Nothing was stored; try again after the time in Retry-After.";
         Problem { retry_after: Some(wait), ..Problem::unavailable(detail) }
@@ -183,7 +188,7 @@ impl From<Error> for Problem {
             Error::Overloaded { retry_after } => Problem::overloaded(retry_after),
             Error::Unknown => {
                 tracing::warn!(%error, "a request could not be served");
-                Problem::unavailable("Whether it was done is not known. Look before trying again, or use an idempotency key.")
+                Problem::outcome_unknown()
             }
             Error::Unavailable(_) | Error::Corrupt { .. } | Error::Unusable(_) | Error::TooNew => {
                 tracing::error!(%error, cause, "a request could not be served");

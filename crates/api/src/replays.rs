@@ -5,7 +5,7 @@ use http::StatusCode;
 use posthaste_core::endpoint::Status;
 use posthaste_core::id::{DeliveryId, EndpointId, ReplayId, TenantId};
 use posthaste_core::time::Timestamp;
-use posthaste_store::{NewReplay, ReplayFilter, ReplayRow, StatusFilter};
+use posthaste_store::{NewReplay, ReplayFilter, ReplayRow, Skipped, StatusFilter};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
@@ -72,8 +72,13 @@ pub(crate) struct ReplayView {
     id: String,
     #[schema(value_type = String)]
     state: &'static str,
+    /// Deliveries that the filter covered when the replay was requested: created + skipped + remaining, at any time.
     matched: u64,
+    /// Deliveries made so far.
     created: u64,
+    skipped: SkippedView,
+    /// Not looked at yet; of a cancelled replay, never.
+    remaining: u64,
     tenant: Option<String>,
     endpoint: Option<String>,
     event_types: Vec<String>,
@@ -94,10 +99,31 @@ pub(crate) struct ReplayView {
     ended_at: Option<String>,
 }
 
-/// What a replay would make.
+/// Matching deliveries that were not made again, by reason.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ReplaySkipped)]
+pub(crate) struct SkippedView {
+    /// The payload is gone: erased, damaged, or past its retention.
+    erased: u64,
+    /// Another replay or a retry made them again first.
+    already_redelivered: u64,
+    /// The endpoint was deleted or disabled, or no longer subscribes to the type.
+    unsubscribed: u64,
+}
+
+impl From<Skipped> for SkippedView {
+    fn from(Skipped { erased, already_redelivered, unsubscribed }: Skipped) -> SkippedView {
+        SkippedView { erased, already_redelivered, unsubscribed }
+    }
+}
+
+/// What a replay would do if it were requested now.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct DryRun {
     matched: u64,
+    skipped: SkippedView,
+    /// How many deliveries it would make.
+    remaining: u64,
 }
 
 pub(crate) async fn create(call: Call) -> Result<Response, Problem> {
@@ -115,8 +141,8 @@ pub(crate) async fn create(call: Call) -> Result<Response, Problem> {
         return Err(Problem::invalid("rate_per_minute", format!("1 to {rate_max}")));
     }
     if given.dry_run == Some(true) {
-        let matched = call.app.store.count_replay(filter).await?;
-        return Ok(ok(&DryRun { matched }));
+        let count = call.app.store.count_replay(filter).await?;
+        return Ok(ok(&DryRun { matched: count.matched, skipped: count.skipped.into(), remaining: count.remaining() }));
     }
     let id = ReplayId::from_unique(call.app.store.unique());
     let new = NewReplay {
@@ -243,6 +269,8 @@ fn view(row: &ReplayRow) -> ReplayView {
         state: row.state.name(),
         matched: row.matched,
         created: row.created,
+        skipped: row.skipped.into(),
+        remaining: row.remaining(),
         tenant: filter.tenant.as_ref().map(ToString::to_string),
         endpoint: filter.endpoint.map(|endpoint| endpoint.to_string()),
         event_types: filter.event_types.iter().map(ToString::to_string).collect(),

@@ -19,6 +19,7 @@ use utoipa::ToSchema;
 
 use crate::call::{Call, EmptyBody};
 use crate::credentials::{Caller, identify};
+use crate::deadline::Deadline;
 use crate::openapi::{Shape, list_of, shape};
 use crate::problem::{self, Problem};
 use crate::query::{CURSOR, ENDPOINT, EVENT, FROM, HOLD_REASON, LIMIT, Parameter, Query, STATUS, TENANT, TO, TYPE, UID};
@@ -59,6 +60,8 @@ pub(crate) struct Route {
     pub(crate) headers: &'static [&'static str],
     /// Publishing is not counted among a key's calls.
     is_publishing: bool,
+    /// It takes as long as a receiver takes to answer.
+    waits_for_receiver: bool,
     handler: Handler,
 }
 
@@ -101,6 +104,7 @@ impl Route {
             problems: &[],
             headers: &[],
             is_publishing: false,
+            waits_for_receiver: false,
             handler: Box::new(move |call| Box::pin(handler(call))),
         }
     }
@@ -163,6 +167,11 @@ impl Route {
 
     fn publishing(mut self) -> Route {
         self.is_publishing = true;
+        self
+    }
+
+    fn waiting_for_receiver(mut self) -> Route {
+        self.waits_for_receiver = true;
         self
     }
 
@@ -320,7 +329,8 @@ pub(crate) fn table() -> Vec<Route> {
             .says("Send one request now, and see what came of it.")
             .may_take::<endpoint_verbs::TestBody>("")
             .gives::<deliveries::AttemptView>(200, "The attempt, once it has ended.")
-            .refuses(&[409]),
+            .refuses(&[409])
+            .waiting_for_receiver(),
         get("/v1/endpoints/{id}/stats", "readEndpointStats", Access::Scope(Read), statistics::of_endpoint)
             .says("How it has been doing.")
             .asks(&[FROM, TO])
@@ -515,7 +525,7 @@ pub(crate) fn router(table: Vec<Route>, app: &App) -> Router {
                 let (app, route) = (app.clone(), Arc::clone(&route));
                 async move {
                     framed(&app, request, async |request| {
-                        serve(&app, &route, request).await.unwrap_or_else(IntoResponse::into_response)
+                        serve_in_time(&app, &route, request).await.unwrap_or_else(IntoResponse::into_response)
                     })
                     .await
                 }
@@ -535,8 +545,30 @@ pub(crate) fn router(table: Vec<Route>, app: &App) -> Router {
     router.with_state(())
 }
 
+/// Serves, or says after [`Options::answer_max`](crate::Options::answer_max) that it takes too long. A body that is streamed
+/// afterwards takes as long as it takes.
+async fn serve_in_time(app: &App, route: &Route, request: Request) -> Result<Response, Problem> {
+    let deadline = Arc::new(Deadline::new(app.options.answer_max));
+    let is_read = request.method().is_safe();
+    if route.waits_for_receiver {
+        return serve(app, route, request, deadline).await;
+    }
+    tokio::select! {
+        biased;
+        served = serve(app, route, request, Arc::clone(&deadline)) => served,
+        () = deadline.passed() => {
+            tracing::warn!(operation = route.operation, "a request could not be served in time");
+            Err(if is_read {
+                Problem::unavailable("The database does not answer. Try again after the time in the Retry-After header.")
+            } else {
+                Problem::outcome_unknown()
+            })
+        }
+    }
+}
+
 /// What every call has to pass, then its handler.
-async fn serve(app: &App, route: &Route, request: Request) -> Result<Response, Problem> {
+async fn serve(app: &App, route: &Route, request: Request, deadline: Arc<Deadline>) -> Result<Response, Problem> {
     let (mut parts, body) = request.into_parts();
     let caller = match route.access {
         Access::Anybody => Caller::nobody(),
@@ -557,5 +589,5 @@ async fn serve(app: &App, route: &Route, request: Request) -> Result<Response, P
     } else {
         String::new()
     };
-    (route.handler)(Call { app: app.clone(), caller, query, parts, name, unread: Mutex::new(Some(body)) }).await
+    (route.handler)(Call { app: app.clone(), caller, query, parts, name, unread: Mutex::new(Some(body)), deadline }).await
 }

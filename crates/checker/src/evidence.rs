@@ -1,7 +1,7 @@
 //! What was done and what was seen, by one clock.
 
 use std::collections::{BTreeMap, HashMap};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use sha2::{Digest, Sha256};
 
@@ -10,15 +10,30 @@ pub type Moment = u64;
 
 /// Everybody's clock.
 #[derive(Clone, Copy, Debug)]
-pub struct Clock(Instant);
+pub struct Clock {
+    began: Instant,
+    /// The wall clock when the world began, in microseconds since 1970.
+    began_wall: u64,
+}
 
 impl Clock {
     pub fn start() -> Clock {
-        Clock(Instant::now())
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Clock { began: Instant::now(), began_wall: moments(wall) }
     }
 
     pub fn now(&self) -> Moment {
-        moments(self.0.elapsed())
+        moments(self.began.elapsed())
+    }
+
+    /// What the wall clock shows at a moment, in microseconds since 1970.
+    pub fn wall(&self, at: Moment) -> u64 {
+        self.began_wall + at
+    }
+
+    /// When the wall clock shows this.
+    pub fn at_wall(&self, wall: u64) -> Moment {
+        wall.saturating_sub(self.began_wall)
     }
 }
 
@@ -46,6 +61,17 @@ pub struct Publish {
     pub outcome: Outcome,
     pub data: Fingerprint,
     pub idempotency_key: Option<Box<str>>,
+    pub ordering_key: Option<Box<str>>,
+    pub deliver_at: Option<Moment>,
+}
+
+/// A call that was to cancel an event.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Cancel {
+    pub event: Box<str>,
+    pub answered: Moment,
+    /// It was answered with 2xx.
+    pub is_granted: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -75,6 +101,8 @@ pub struct Hit {
     pub data: Fingerprint,
     pub body: Fingerprint,
     pub answer: Answer,
+    /// What was said in `Retry-After`.
+    pub retry_after: RetryAfter,
     /// Why the signature is not valid, or is not known to be.
     pub signature_problem: Option<Box<str>>,
     /// By how much `webhook-timestamp` differs from the time of arrival.
@@ -87,6 +115,24 @@ pub enum Answer {
     Status(u16),
     /// The connection was closed without one, by either side.
     Cut,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RetryAfter {
+    None,
+    Seconds(u32),
+    /// Something that means nothing.
+    Malformed,
+}
+
+impl RetryAfter {
+    pub fn header(self) -> Option<String> {
+        match self {
+            RetryAfter::None => None,
+            RetryAfter::Seconds(seconds) => Some(seconds.to_string()),
+            RetryAfter::Malformed => Some("-soon".to_owned()),
+        }
+    }
 }
 
 impl Answer {
@@ -112,6 +158,59 @@ pub struct Endpoint {
     /// It may end as disabled, so that nothing is owed to it.
     pub is_doomed: bool,
     pub rate_limit: Option<RateLimit>,
+    /// Its policy, where tries are to be judged by it: nothing else may hold them.
+    pub retry: Option<Retry>,
+    pub max_in_flight: Option<u32>,
+}
+
+/// Exponential, with between half and all of each delay.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Retry {
+    pub base: Moment,
+    pub factor: u64,
+    pub cap: Moment,
+}
+
+impl Retry {
+    /// How long to wait after this attempt, at least and at most.
+    pub fn bounds(&self, attempt: u32) -> (Moment, Moment) {
+        let delay = self.base.saturating_mul(self.factor.saturating_pow(attempt.saturating_sub(1))).min(self.cap);
+        (delay / 2, delay)
+    }
+}
+
+/// A time in which an endpoint is not to be sent what is covered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct QuietWindow {
+    pub endpoint: usize,
+    pub from: Moment,
+    pub until: Moment,
+    /// The one type that is exempt.
+    pub bypass: &'static str,
+    /// It ended by itself, and was not taken back.
+    pub is_whole: bool,
+}
+
+/// A delivery as the server lists it in the end.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Row {
+    pub id: Box<str>,
+    pub event: Box<str>,
+    pub endpoint: Box<str>,
+    pub replay: Option<Box<str>>,
+    pub replay_of: Option<Box<str>>,
+}
+
+/// A replay as the server shows it in the end.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ReplayEnd {
+    pub id: Box<str>,
+    pub state: String,
+    pub matched: u64,
+    pub created: u64,
+    /// For all reasons.
+    pub skipped: u64,
+    pub remaining: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -158,6 +257,15 @@ pub struct Evidence {
     pub hits: Vec<Hit>,
     pub endpoints: Vec<Endpoint>,
     pub pauses: Vec<Pause>,
+    pub cancels: Vec<Cancel>,
+    pub quiet: Vec<QuietWindow>,
+    /// How many requests of a tenant may be in flight.
+    pub tenant_caps: BTreeMap<u32, u32>,
+    pub replays: Vec<ReplayEnd>,
+    /// What a dry run just before a replay said that it would make, while nothing else was going on.
+    pub dry_runs: BTreeMap<Box<str>, u64>,
+    /// All deliveries of the tenant that is replayed.
+    pub rows: Vec<Row>,
     /// When the server was killed.
     pub kills: Vec<Moment>,
     /// From when until when it could not write: what ended meanwhile is not on disk before that is over.

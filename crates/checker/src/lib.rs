@@ -8,7 +8,8 @@
 //! | question | file |
 //! |---|---|
 //! | What was done and seen? | `evidence.rs` |
-//! | Which promises were kept? | `verdict.rs` |
+//! | Which promises were kept? | `verdict.rs`; those about order, pace and number in `shape.rs` |
+//! | What time is it elsewhere? | `wall.rs` |
 //! | How is the server started, killed and asked? | `server.rs`, `caller.rs` |
 //! | Who publishes, who receives? | `publisher.rs`, `receiver.rs` |
 //! | How does it all come together? | `world.rs`; `crash.rs`, `soak.rs` and `dashboard.rs` are courses of events |
@@ -21,7 +22,9 @@ pub mod evidence;
 pub mod publisher;
 pub mod receiver;
 pub mod server;
+pub mod shape;
 pub mod signature;
 pub mod soak;
 pub mod verdict;
+pub mod wall;
 pub mod world;

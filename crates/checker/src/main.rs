@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand};
 use posthaste_checker::verdict::Verdict;
+use posthaste_checker::world::Database;
 use posthaste_checker::{crash, dashboard, soak};
 
 #[derive(Parser)]
@@ -23,6 +24,9 @@ struct Arguments {
     /// Also fail where something could not be checked
     #[arg(long, global = true)]
     strict: bool,
+    /// Use a PostgreSQL server of its own instead of SQLite
+    #[arg(long, global = true)]
+    postgres: bool,
 }
 
 #[derive(Subcommand)]
@@ -54,28 +58,29 @@ enum Command {
 
 #[tokio::main]
 async fn main() -> anyhow::Result<ExitCode> {
-    let Arguments { command, binary, seed, strict } = Arguments::parse();
+    let Arguments { command, binary, seed, strict, postgres } = Arguments::parse();
+    let database = if postgres { Database::Postgres } else { Database::Sqlite };
     let seed = seed.unwrap_or_else(|| rand::random::<u64>() % 1_000_000);
-    println!("seed {seed}, {}", binary.display());
-    let (verdicts, is_broken) = match command {
+    println!("seed {seed}, {database:?}, {}", binary.display());
+    let (verdicts, without_case, is_broken) = match command {
         Command::Dashboard { dashboard, rules } => {
             let report = dashboard::run(&binary, seed, &dashboard, &rules).await?;
             for failed in &report.failed {
                 println!("{failed}");
             }
             println!("{} queries and {} rules, {} of them without an answer", report.queries, report.rules, report.failed.len());
-            (Vec::new(), !report.failed.is_empty())
+            (Vec::new(), Vec::new(), !report.failed.is_empty())
         }
         Command::Crash { cycles, rate } => {
-            let course = crash::Course { seed, cycles, rate };
+            let course = crash::Course { seed, cycles, rate, database };
             let report = crash::run(&binary, &course, |done| show(&format!("{done} of {cycles} kills"))).await?;
             show("");
             println!("{}", report.numbers());
-            let is_broken = report.is_broken();
-            (report.verdicts, is_broken)
+            let (without_case, is_broken) = (report.without_case(), report.is_broken());
+            (report.verdicts, without_case, is_broken)
         }
         Command::Soak { minutes, rate } => {
-            let course = soak::Course { seed, duration: Duration::from_secs_f64(minutes * 60.0), rate };
+            let course = soak::Course { seed, duration: Duration::from_secs_f64(minutes * 60.0), rate, database };
             let report = soak::run(&binary, &course, |elapsed, bytes| {
                 show(&format!("{:>5} s  {:>4} MiB", elapsed.as_secs(), mib(bytes)));
             })
@@ -93,12 +98,15 @@ async fn main() -> anyhow::Result<ExitCode> {
                 mib(after),
                 mib(report.memory.iter().copied().max().unwrap_or_default()),
             );
-            let is_broken = report.is_broken();
-            (report.verdicts, is_broken)
+            let (without_case, is_broken) = (report.without_case(), report.is_broken());
+            (report.verdicts, without_case, is_broken)
         }
     };
     for verdict in &verdicts {
         println!("{verdict}");
+    }
+    if !without_case.is_empty() {
+        println!("nothing was learned about {}: the world has to produce cases of it", without_case.join(", "));
     }
     let is_incomplete = strict && verdicts.iter().any(|verdict: &Verdict| verdict.not_checked.is_some());
     if is_broken || is_incomplete {

@@ -14,11 +14,18 @@ use tokio::time::MissedTickBehavior;
 
 use crate::caller::{Answered, Caller, NoAnswer};
 use crate::draw::scattered;
-use crate::evidence::{Clock, Outcome, Publish, fingerprint};
+use crate::evidence::{Cancel, Clock, Moment, Outcome, Publish, fingerprint};
+use crate::wall;
 
 pub const EVENT_TYPES: [&str; 2] = ["invoice.paid", "order.made"];
 /// How long to leave a server alone that does not answer.
 const PAUSE: Duration = Duration::from_millis(10);
+/// The tenant whose events have ordering keys.
+pub const ORDERED: u32 = 4;
+/// Few enough that each has several events under way.
+const ORDERING_KEYS: u64 = 12;
+/// The tenant whose events are for later, some of them cancelled.
+pub const LATER: u32 = 5;
 /// How often a call with an idempotency key is repeated until somebody answers it.
 const REPEATS_MAX: u32 = 200;
 
@@ -46,6 +53,7 @@ pub struct Desk {
     clock: Clock,
     next_serial: AtomicU64,
     publishes: Mutex<Vec<Publish>>,
+    cancels: Mutex<Vec<Cancel>>,
 }
 
 /// Publishes until it is stopped.
@@ -57,11 +65,15 @@ pub struct Publishing {
 
 impl Desk {
     pub fn new(clock: Clock) -> Arc<Desk> {
-        Arc::new(Desk { clock, next_serial: AtomicU64::new(0), publishes: Mutex::default() })
+        Arc::new(Desk { clock, next_serial: AtomicU64::new(0), publishes: Mutex::default(), cancels: Mutex::default() })
     }
 
     pub fn publishes(&self) -> Vec<Publish> {
         self.publishes.lock().clone()
+    }
+
+    pub fn cancels(&self) -> Vec<Cancel> {
+        self.cancels.lock().clone()
     }
 
     pub fn count(&self) -> usize {
@@ -115,7 +127,26 @@ impl Desk {
             // For the same tenant, with another payload: to be refused.
             self.publish_one(load, caller, other, drawn, key.as_deref()).await;
         }
+        if let Outcome::Ok { event, .. } = &outcome
+            && tenant(&load.shares, drawn >> 8) == LATER
+            && (drawn >> 32).is_multiple_of(3)
+        {
+            self.cancel(caller, event).await;
+        }
         outcome
+    }
+
+    /// Noted before it is sent: from then on the event may be cancelled, whatever is answered.
+    async fn cancel(&self, caller: &mut Caller, event: &str) {
+        let at = {
+            let mut cancels = self.cancels.lock();
+            cancels.push(Cancel { event: event.into(), answered: Moment::MAX, is_granted: false });
+            cancels.len() - 1
+        };
+        let answer = caller.call(Method::POST, &format!("/v1/events/{event}/cancel"), Bytes::new()).await;
+        let cancel = &mut self.cancels.lock()[at];
+        cancel.answered = self.clock.now();
+        cancel.is_granted = answer.is_ok_and(|answered| (200..300).contains(&answered.status));
     }
 
     async fn publish_one(&self, load: &Load, caller: &mut Caller, serial: u64, drawn: u64, key: Option<&str>) -> Outcome {
@@ -125,7 +156,14 @@ impl Desk {
         let data = payload(serial, drawn, load.filler_bytes);
         let shown_type = if is_bad { "not a type!" } else { event_type };
         let with_key = key.map(|key| format!(r#","idempotency_key":"{key}""#)).unwrap_or_default();
-        let body = Bytes::from(format!(r#"{{"type":"{shown_type}","tenant":"t{tenant}"{with_key},"data":{data}}}"#));
+        let ordering_key = (tenant == ORDERED).then(|| format!("k{}", (drawn >> 16) % ORDERING_KEYS).into_boxed_str());
+        let with_order = ordering_key.as_ref().map(|key| format!(r#","ordering_key":"{key}""#)).unwrap_or_default();
+        // In milliseconds, as it is written.
+        let wall = (tenant == LATER).then(|| self.clock.wall(self.clock.now()) / 1000 + 1_000 + (drawn >> 20) % 2_000);
+        let with_time = wall.map(|millis| format!(r#","deliver_at":"{}""#, wall::rfc3339(millis))).unwrap_or_default();
+        let body = Bytes::from(format!(
+            r#"{{"type":"{shown_type}","tenant":"t{tenant}"{with_key}{with_order}{with_time},"data":{data}}}"#
+        ));
         let mut repeats = 0;
         loop {
             let sent = self.clock.now();
@@ -140,6 +178,8 @@ impl Desk {
                 outcome: outcome.clone(),
                 data: fingerprint(data.as_bytes()),
                 idempotency_key: key.map(Into::into),
+                ordering_key: ordering_key.clone(),
+                deliver_at: wall.map(|millis| self.clock.at_wall(millis * 1000)),
             });
             if outcome != Outcome::Unknown || key.is_none() || repeats == REPEATS_MAX {
                 return outcome;

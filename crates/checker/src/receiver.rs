@@ -18,7 +18,7 @@ use serde_json::value::RawValue;
 use tokio::net::TcpListener;
 
 use crate::draw::scattered;
-use crate::evidence::{Answer, Clock, Hit, Moment, fingerprint};
+use crate::evidence::{Answer, Clock, Hit, Moment, RetryAfter, fingerprint};
 use crate::signature;
 
 /// How an endpoint behaves until it is healed.
@@ -27,10 +27,14 @@ pub enum Mood {
     Healthy,
     /// Takes its time, within every time-out.
     Slow,
+    /// Takes so long that requests pile up where there is a cap.
+    Sluggish,
     /// Errors of all kinds, broken connections, answers that come too late.
     Flaky,
     /// Refuses every tenth event for good, healed or not.
     Picky,
+    /// Refuses the first tries of every fourth event for now, and says when to come back, or something that means nothing.
+    Busy,
     /// Answers 410 to every twentieth event until it is disabled.
     Going,
 }
@@ -128,32 +132,47 @@ impl Receiver {
         if !plan.delay.is_zero() {
             tokio::time::sleep(plan.delay).await;
         }
-        noted.answered(plan.answer);
+        noted.answered(plan.answer, plan.retry_after);
         match plan.answer {
-            Answer::Status(status) => Ok(response(status)),
+            Answer::Status(status) => {
+                let mut response = response(status);
+                if let Some(value) = plan.retry_after.header() {
+                    response.headers_mut().insert(http::header::RETRY_AFTER, value.parse().expect("visible"));
+                }
+                Ok(response)
+            }
             Answer::Cut => Err(Cut),
         }
     }
 
     fn plan(&self, mood: Mood, hit: &Hit) -> Plan {
-        let status = |status| Plan { delay: Duration::ZERO, answer: Answer::Status(status) };
+        let none = RetryAfter::None;
+        let status = |status| Plan { delay: Duration::ZERO, answer: Answer::Status(status), retry_after: none };
+        let later =
+            |millis, status| Plan { delay: Duration::from_millis(millis), answer: Answer::Status(status), retry_after: none };
         let drawn = scattered(self.seed ^ hit.serial.unwrap_or_default(), u64::from(hit.attempt));
         let by_event = scattered(self.seed, hit.serial.unwrap_or_default());
         let is_healed = self.is_healed.load(Ordering::Relaxed);
         match mood {
             Mood::Picky if by_event.is_multiple_of(10) => status(400),
             Mood::Going if by_event.is_multiple_of(20) && !is_healed => status(410),
-            Mood::Slow if !is_healed => Plan { delay: Duration::from_millis(5 + drawn % 150), answer: Answer::Status(200) },
+            Mood::Slow if !is_healed => later(5 + drawn % 150, 200),
+            Mood::Sluggish if !is_healed => later(800 + drawn % 400, 200),
+            Mood::Busy if !is_healed && hit.attempt <= 2 => match (by_event % 8, hit.attempt) {
+                (0, 1) => Plan { retry_after: RetryAfter::Seconds(2), ..status(503) },
+                (1, _) => Plan { retry_after: RetryAfter::Malformed, ..status(429) },
+                _ => status(200),
+            },
             Mood::Flaky if !is_healed => match drawn % 100 {
                 0..20 => status(503),
                 20..25 => status(500),
                 25..28 => status(429),
-                28..32 => Plan { delay: Duration::ZERO, answer: Answer::Cut },
+                28..32 => Plan { delay: Duration::ZERO, answer: Answer::Cut, retry_after: none },
                 // Too late for the time-out of three seconds.
-                32..34 => Plan { delay: Duration::from_secs(4), answer: Answer::Status(200) },
+                32..34 => later(4_000, 200),
                 _ => status(200),
             },
-            Mood::Healthy | Mood::Slow | Mood::Flaky | Mood::Picky | Mood::Going => status(200),
+            Mood::Healthy | Mood::Slow | Mood::Sluggish | Mood::Flaky | Mood::Picky | Mood::Busy | Mood::Going => status(200),
         }
     }
 }
@@ -161,6 +180,7 @@ impl Receiver {
 struct Plan {
     delay: Duration,
     answer: Answer,
+    retry_after: RetryAfter,
 }
 
 /// Closes the connection without an answer.
@@ -183,9 +203,9 @@ struct Noted<'a> {
 }
 
 impl Noted<'_> {
-    fn answered(mut self, answer: Answer) {
+    fn answered(mut self, answer: Answer, retry_after: RetryAfter) {
         if let Some(hit) = &mut self.hit {
-            hit.answer = answer;
+            (hit.answer, hit.retry_after) = (answer, retry_after);
         }
     }
 }
@@ -245,6 +265,7 @@ fn read_hit(start: Moment, arrived: u64, endpoint: usize, place: &Place, headers
         data: fingerprint(envelope.map_or("", |envelope| envelope.data.get()).as_bytes()),
         body: fingerprint(body),
         answer: Answer::Cut,
+        retry_after: RetryAfter::None,
         signature_problem: signature_problem.map(Into::into),
         clock_off_seconds: timestamp.parse::<u64>().map_or(u64::MAX, |timestamp| timestamp.abs_diff(arrived)),
     }

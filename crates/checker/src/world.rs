@@ -11,10 +11,13 @@ use serde_json::{Value, json};
 
 use crate::caller::Caller;
 use crate::draw::Draw;
-use crate::evidence::{Clock, DeliveryState, Endpoint, Evidence, Hit, Listed, Moment, Outcome, Pause, RateLimit};
-use crate::publisher::{Desk, Load, Publishing};
+use crate::evidence::{
+    Clock, DeliveryState, Endpoint, Evidence, Hit, Listed, Moment, Outcome, Pause, QuietWindow, RateLimit, ReplayEnd, Retry, Row,
+};
+use crate::publisher::{Desk, EVENT_TYPES, LATER, Load, ORDERED, Publishing};
 use crate::receiver::{Mood, Receiver};
 use crate::server::{Process, Program};
+use crate::wall;
 
 /// What every delivery may be tried. Enough that none gives up in these worlds.
 const MAX_ATTEMPTS: u32 = 50;
@@ -28,6 +31,30 @@ const CALM: Duration = Duration::from_secs(15);
 /// The endpoint that is paused now and then: one that is healthy, beside others of its tenant.
 const PAUSED: usize = 5;
 
+/// The tenant with caps, and slow receivers.
+const CAPPED: u32 = 6;
+const CAPPED_ENDPOINT: u32 = 2;
+const CAPPED_TENANT: u32 = 3;
+/// The tenant with quiet hours.
+const QUIET: u32 = 7;
+/// The tenant that is replayed.
+const REPLAYED: u32 = 8;
+/// No edge of a window comes sooner than this after its endpoint was made.
+const EDGE_IN: Moment = 4_000_000;
+/// How long after the edge of a window publishing goes on.
+const AFTER_EDGE: Moment = 1_500_000;
+/// On PostgreSQL all nodes need the same one.
+const MASTER_KEY: &str = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=";
+const REPLAYS_END_WITHIN: Duration = Duration::from_mins(1);
+
+/// What the server keeps its rows in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Database {
+    Sqlite,
+    /// One of its own.
+    Postgres,
+}
+
 #[derive(Debug)]
 pub struct World {
     pub clock: Clock,
@@ -40,13 +67,22 @@ pub struct World {
     kills: Vec<Moment>,
     shares: Vec<u64>,
     paused_from: Option<Moment>,
+    /// One healthy endpoint, and a load of nothing but good events.
+    is_plain: bool,
+    /// When a window ends at one endpoint and begins at another, and which that is.
+    edge: Option<(Moment, usize)>,
     evidence: Evidence,
     directory: PathBuf,
+    postgres: Option<posthaste_testpg::Server>,
 }
 
 impl World {
     /// Everything but the server itself, which is not started yet.
     pub async fn new(binary: &Path, seed: u64) -> anyhow::Result<World> {
+        World::on(Database::Sqlite, binary, seed).await
+    }
+
+    pub async fn on(database: Database, binary: &Path, seed: u64) -> anyhow::Result<World> {
         let directory =
             std::env::temp_dir().join(format!("posthaste-checker-{}-{:016x}", std::process::id(), rand::random::<u64>()));
         std::fs::create_dir_all(&directory)?;
@@ -57,6 +93,7 @@ impl World {
             // Everything is looked up in the end, with one key.
             "--api-rate 1000000",
             "--api-burst 1000000",
+            "--replays-per-minute 6000",
             "--allow-http",
             "--allow-networks 127.0.0.0/8",
             "--retry-strategy exponential",
@@ -68,7 +105,7 @@ impl World {
             "--timeout-default-ms 3000",
         ];
         let flags = flags.iter().flat_map(|flag| flag.split(' ')).map(str::to_owned).collect();
-        let program = Program {
+        let mut program = Program {
             binary: binary.to_owned(),
             data_dir: directory.join("data"),
             listen: free_port()?,
@@ -76,6 +113,11 @@ impl World {
             flags,
             log: directory.join("log"),
         };
+        let postgres = (database == Database::Postgres).then(posthaste_testpg::Server::start);
+        if let Some(postgres) = &postgres {
+            program.set("--database-url", &postgres.url());
+            program.set("--master-key", MASTER_KEY);
+        }
         let evidence = Evidence { max_attempts: MAX_ATTEMPTS, ..Evidence::default() };
         let desk = Desk::new(clock);
         let shares = Vec::new();
@@ -91,8 +133,11 @@ impl World {
             kills,
             shares,
             paused_from: None,
+            is_plain: false,
+            edge: None,
             evidence,
             directory,
+            postgres,
         })
     }
 
@@ -170,10 +215,152 @@ impl World {
         self.probe_idempotency_keys().await
     }
 
+    /// Tenants whose deliveries have an order, a time, a cap, quiet hours or replays, with their shares of what is published.
+    pub async fn furnish_shapes(&mut self, shares: &[u64; 5]) -> anyhow::Result<()> {
+        // Long enough to be told from what measuring may be off by.
+        let retry = Retry { base: 1_000_000, factor: 2, cap: 2_000_000 };
+        let shown = json!({"strategy": "exponential", "base_ms": 1000, "factor": 2, "cap_ms": 2000, "jitter": "equal", "max_attempts": MAX_ATTEMPTS});
+        let said = json!({"retry": shown, "circuit": {"failure_threshold": 1000}});
+        self.make_special(ORDERED, Mood::Busy, said, |endpoint| endpoint.retry = Some(retry)).await?;
+        self.make_special(LATER, Mood::Healthy, json!({}), |_| {}).await?;
+        let tenant = format!("/v1/tenants/t{CAPPED}");
+        let answer =
+            self.caller().call(http::Method::PUT, &tenant, json!({"max_in_flight": CAPPED_TENANT}).to_string().into()).await;
+        let answer = answer.map_err(|_| anyhow::anyhow!("no answer to {tenant}"))?;
+        if !(200..300).contains(&answer.status) {
+            bail!("{tenant} answered {}: {}", answer.status, answer.json());
+        }
+        self.evidence.tenant_caps.insert(CAPPED, CAPPED_TENANT);
+        for _ in 0..2 {
+            let said = json!({"max_in_flight": CAPPED_ENDPOINT});
+            self.make_special(CAPPED, Mood::Sluggish, said, |endpoint| endpoint.max_in_flight = Some(CAPPED_ENDPOINT)).await?;
+        }
+        self.furnish_quiet_hours().await?;
+        for _ in 0..2 {
+            self.make_special(REPLAYED, Mood::Healthy, json!({}), |_| {}).await?;
+        }
+        self.shares.resize(usize::try_from(ORDERED)?, 0);
+        self.shares.extend(shares);
+        Ok(())
+    }
+
+    /// A window that ends soon, and at another endpoint one that begins then: windows have edges at whole minutes.
+    async fn furnish_quiet_hours(&mut self) -> anyhow::Result<()> {
+        let edge_minutes = (self.clock.wall(self.clock.now()) + EDGE_IN).div_ceil(60_000_000);
+        let edge = self.clock.at_wall(edge_minutes * 60_000_000);
+        let (zone, offset) = wall::ZONES[usize::try_from(self.seed % wall::ZONES.len() as u64)?];
+        let bypass = EVENT_TYPES[1];
+        for (from, until) in [(edge_minutes - 120, edge_minutes), (edge_minutes, edge_minutes + 120)] {
+            let face = |minutes| wall::clock_face(minutes, offset);
+            let schedule =
+                json!({"quiet_start": face(from), "quiet_end": face(until), "timezone": zone, "bypass_event_types": [bypass]});
+            self.make_special(QUIET, Mood::Healthy, json!({"delivery_schedule": schedule}), |_| {}).await?;
+        }
+        let begins = self.endpoints.len() - 1;
+        let from = self.endpoints[begins - 1].made;
+        self.evidence.quiet.push(QuietWindow { endpoint: begins - 1, from, until: edge, bypass, is_whole: true });
+        self.edge = Some((edge, begins));
+        Ok(())
+    }
+
+    async fn make_special(
+        &mut self,
+        tenant: u32,
+        mood: Mood,
+        mut said: Value,
+        change: impl FnOnce(&mut Endpoint),
+    ) -> anyhow::Result<()> {
+        said["tenant"] = format!("t{tenant}").into();
+        if let Some(refusal) = self.try_endpoint(tenant, mood, None, said, None).await? {
+            bail!("an endpoint was refused: {refusal}");
+        }
+        change(self.endpoints.last_mut().context("made just now")?);
+        Ok(())
+    }
+
+    /// Waits until the edge of the windows has passed, and takes back the one that began then: what it holds is owed.
+    pub async fn pass_edge(&mut self) -> anyhow::Result<()> {
+        let Some((edge, endpoint)) = self.edge.take() else { return Ok(()) };
+        while self.clock.now() < edge + AFTER_EDGE {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let path = format!("/v1/endpoints/{}", self.endpoints[endpoint].id);
+        let until = self.clock.now();
+        let answer = self.caller().call(http::Method::PATCH, &path, json!({"delivery_schedule": null}).to_string().into()).await;
+        let answer = answer.map_err(|_| anyhow::anyhow!("no answer to a change"))?;
+        if answer.status != 200 {
+            bail!("{path} answered {}: {}", answer.status, answer.json());
+        }
+        let bypass = EVENT_TYPES[1];
+        self.evidence.quiet.push(QuietWindow { endpoint, from: edge, until, bypass, is_whole: false });
+        Ok(())
+    }
+
+    /// Sends again what a tenant was sent; if the answer is lost, the list of replays has it in the end or not.
+    pub async fn replay(&mut self) {
+        let body = json!({"tenant": format!("t{REPLAYED}"), "status": ["delivered"], "reason": "the checker wants it"});
+        let _ = self.caller().post("/v1/replays", &body).await;
+    }
+
+    /// While nothing else is going on: one more replay, which has to make what a dry run says. Waits until all have ended.
+    pub async fn finish_replays(&mut self) -> anyhow::Result<()> {
+        self.wait_for_replays().await?;
+        self.settle().await;
+        let mut caller = self.caller();
+        let endpoint = self.endpoints.iter().find(|endpoint| endpoint.tenant == REPLAYED).context("an endpoint")?.id.clone();
+        let mut body = json!({"endpoint": endpoint, "status": ["delivered"], "reason": "the checker counts", "dry_run": true});
+        let dry = asked(&mut caller, "/v1/replays", &body, 200).await?;
+        body["dry_run"] = false.into();
+        let replay = asked(&mut caller, "/v1/replays", &body, 202).await?;
+        let id = replay["id"].as_str().context("an id")?.into();
+        self.evidence.dry_runs.insert(id, dry["remaining"].as_u64().context("a count")?);
+        self.evidence.replays = self.wait_for_replays().await?;
+        self.evidence.rows = self.rows_of_replayed().await?;
+        Ok(())
+    }
+
+    async fn wait_for_replays(&self) -> anyhow::Result<Vec<ReplayEnd>> {
+        let deadline = Instant::now() + REPLAYS_END_WITHIN;
+        let mut caller = self.caller();
+        loop {
+            let answer = caller.get(&format!("/v1/replays?tenant=t{REPLAYED}&limit=250")).await;
+            let answer = answer.map_err(|_| anyhow::anyhow!("the server does not answer"))?.json();
+            let replays: Vec<ReplayEnd> = answer["data"].as_array().context("a list")?.iter().map(replay_end).collect();
+            if replays.iter().all(|replay| replay.state != "running") || Instant::now() > deadline {
+                return Ok(replays);
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    async fn rows_of_replayed(&self) -> anyhow::Result<Vec<Row>> {
+        let (mut rows, mut cursor, mut caller) = (Vec::new(), String::new(), self.caller());
+        loop {
+            let answer = caller.get(&format!("/v1/deliveries?tenant=t{REPLAYED}&limit=250{cursor}")).await;
+            let answer = answer.map_err(|_| anyhow::anyhow!("the server does not answer"))?.json();
+            for row in answer["data"].as_array().context("a list")? {
+                let text = |name: &str| row[name].as_str().map(Box::<str>::from);
+                let (id, event, endpoint) = (text("id").context("an id")?, text("event"), text("endpoint"));
+                let (event, endpoint) = (event.context("an event")?, endpoint.context("an endpoint")?);
+                rows.push(Row { id, event, endpoint, replay: text("replay"), replay_of: text("replay_of") });
+            }
+            match answer["next_cursor"].as_str() {
+                Some(next) => cursor = format!("&cursor={next}"),
+                None => return Ok(rows),
+            }
+        }
+    }
+
     /// One healthy endpoint of one tenant, for worlds that are about something else.
     pub async fn furnish_plainly(&mut self) -> anyhow::Result<()> {
         self.shares = vec![1];
+        self.is_plain = true;
         self.make_endpoint(0, Mood::Healthy, None).await
+    }
+
+    /// The share of the first tenant in what is published.
+    pub fn give_share(&mut self, share: u64) {
+        self.shares = vec![share];
     }
 
     /// Endpoints at which seven events wait each, for reasons that do not go away: quiet hours, a rate limit, a pause and
@@ -235,7 +422,16 @@ impl World {
         body["url"] = self.receiver.url(place).into();
         let answer = self.caller().post("/v1/endpoints", &body).await;
         let never = Moment::MAX;
-        let mut endpoint = Endpoint { tenant, wants, id: "".into(), made: never, is_doomed: mood == Mood::Going, rate_limit };
+        let mut endpoint = Endpoint {
+            tenant,
+            wants,
+            id: "".into(),
+            made: never,
+            is_doomed: mood == Mood::Going,
+            rate_limit,
+            retry: None,
+            max_in_flight: None,
+        };
         let mut refusal = None;
         match answer {
             Ok(answered) if answered.status == 201 => {
@@ -314,8 +510,8 @@ impl World {
             // Each with time for a slow answer between two turns.
             callers: (rate / 16).clamp(16, 64).min(rate.max(1)),
             shares: self.shares.clone(),
-            has_idempotency_keys: !self.evidence.missing.contains_key("I18") && self.shares.len() > 1,
-            has_bad_ones: self.shares.len() > 1,
+            has_idempotency_keys: !self.evidence.missing.contains_key("I18") && !self.is_plain,
+            has_bad_ones: !self.is_plain,
             filler_bytes: 300,
         }
     }
@@ -326,9 +522,11 @@ impl World {
 
     /// How many deliveries are owed and have not come to an end.
     pub fn owed(&self) -> usize {
-        let publishes = self.desk.publishes();
+        let (publishes, cancels) = (self.desk.publishes(), self.desk.cancels());
+        let cancelled: HashSet<&str> = cancels.iter().map(|cancel| &*cancel.event).collect();
+        let is_owed = |outcome: &Outcome| matches!(outcome, Outcome::Ok { event, .. } if !cancelled.contains(&**event));
         let mut owed = HashSet::new();
-        for publish in publishes.iter().filter(|publish| matches!(publish.outcome, Outcome::Ok { .. })) {
+        for publish in publishes.iter().filter(|publish| is_owed(&publish.outcome)) {
             for (place, endpoint) in self.endpoints.iter().enumerate() {
                 let is_for_it = endpoint.tenant == publish.tenant && endpoint.wants(publish.event_type) && !endpoint.is_doomed;
                 if is_for_it && endpoint.made < publish.sent && !self.receiver.is_settled(place, publish.serial) {
@@ -361,6 +559,7 @@ impl World {
     pub async fn testify(&mut self) -> anyhow::Result<Evidence> {
         let mut evidence = std::mem::take(&mut self.evidence);
         evidence.publishes = self.desk.publishes();
+        evidence.cancels = self.desk.cancels();
         evidence.hits = self.receiver.hits();
         evidence.endpoints.clone_from(&self.endpoints);
         evidence.kills.clone_from(&self.kills);
@@ -452,7 +651,9 @@ impl World {
                 return Ok(());
             }
             let mut listed = Listed::new();
-            for delivery in answer.json()["data"].as_array().into_iter().flatten() {
+            let json = answer.json();
+            let is_original = |delivery: &&Value| delivery["replay"].is_null();
+            for delivery in json["data"].as_array().into_iter().flatten().filter(is_original) {
                 *listed.entry(delivery["endpoint"].as_str().unwrap_or_default().to_owned()).or_default() += 1;
             }
             evidence.listed.insert(event, listed);
@@ -464,6 +665,7 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         self.process = None;
+        self.postgres = None;
         if std::thread::panicking() {
             eprintln!("the server's last words: {}", self.program.last_words());
         }
@@ -480,6 +682,18 @@ pub(crate) fn free_port() -> anyhow::Result<SocketAddr> {
 fn in_the_middle_of_next_month(now: &str) -> anyhow::Result<String> {
     let (year, month): (u32, u32) = (now.get(..4).context("a year")?.parse()?, now.get(5..7).context("a month")?.parse()?);
     Ok(format!("{:04}-{:02}-15T00:00:00Z", year + month / 12, month % 12 + 1))
+}
+
+fn replay_end(replay: &Value) -> ReplayEnd {
+    let number = |value: &Value| value.as_u64().unwrap_or(u64::MAX / 4);
+    ReplayEnd {
+        id: replay["id"].as_str().unwrap_or_default().into(),
+        state: replay["state"].as_str().unwrap_or_default().to_owned(),
+        matched: number(&replay["matched"]),
+        created: number(&replay["created"]),
+        skipped: replay["skipped"].as_object().into_iter().flat_map(|reasons| reasons.values()).map(number).sum(),
+        remaining: number(&replay["remaining"]),
+    }
 }
 
 /// Asks for something that has to be granted.

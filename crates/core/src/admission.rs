@@ -3,11 +3,14 @@
 //! A hold is never written down: it follows from the row, the endpoint, the lane and the time. This is the one place that
 //! puts it into words, in the order in which the reasons are told, by the same rules that hold it.
 
+use std::time::Duration;
+
 use crate::bucket::{Bucket, RateLimit};
 use crate::circuit::{Breaker, Permission};
 use crate::delivery::{CancelReason, DeadReason, State};
 use crate::endpoint::Status;
 use crate::event::EventType;
+use crate::plant::{self, Plant};
 use crate::quiet_hours::{Phase, QuietHours};
 use crate::time::Timestamp;
 
@@ -82,6 +85,10 @@ impl HoldReason {
     }
 }
 
+/// A token that is waited for is taken within this time, and seen to be taken by everybody who explains. One that has been there
+/// for longer holds nothing: then something is wrong, and must not be called a rate limit.
+const TAKEN_WITHIN: Duration = Duration::from_secs(2);
+
 /// The facts about one delivery that decide how it stands.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Facts<'a> {
@@ -105,6 +112,8 @@ pub struct LaneFacts<'a> {
     pub tenant_rate_limit: Option<(RateLimit, Bucket)>,
     /// The receiver asked everybody to wait.
     pub held_until: Option<Timestamp>,
+    /// When the lane last had its turn, more was due than there were tokens: those that have come since are spoken for.
+    pub is_short_of_tokens: bool,
     /// In an incident: from when second and later tries may go, of all endpoints together.
     pub retries_from: Option<Timestamp>,
     /// Server, tenant and lane all have room for one more request.
@@ -120,10 +129,21 @@ impl LaneFacts<'_> {
             schedule: None,
             rate_limit: None,
             tenant_rate_limit: None,
+            is_short_of_tokens: false,
             held_until: None,
             retries_from: None,
             has_slot: true,
         }
+    }
+
+    /// Until when the buckets hold a delivery of this lane, if they do.
+    fn limited_until(&self, now: Timestamp) -> Option<Timestamp> {
+        let buckets = [self.rate_limit, self.tenant_rate_limit].into_iter().flatten();
+        let until = |(limit, bucket): (RateLimit, Bucket)| {
+            let is_spoken_for = self.is_short_of_tokens && bucket.ready_for(now, limit) <= TAKEN_WITHIN;
+            if is_spoken_for { bucket.next_token_at(now, limit) } else { bucket.ready_at(now, limit, 1) }
+        };
+        buckets.map(until).max().filter(|until| now < *until)
     }
 }
 
@@ -165,17 +185,14 @@ pub fn explain(now: Timestamp, facts: &Facts<'_>) -> Standing {
     if !facts.is_head_of_key {
         holds.add(HoldReason::Ordering, None);
     }
-    for (limit, bucket) in [facts.lane.rate_limit, facts.lane.tenant_rate_limit].into_iter().flatten() {
-        let ready = bucket.ready_at(now, limit, 1);
-        if now < ready {
-            holds.add(HoldReason::RateLimited, Some(ready));
-        }
+    if let Some(until) = facts.lane.limited_until(now) {
+        holds.add(HoldReason::RateLimited, Some(until));
     }
     let retries_from = facts.lane.retries_from.filter(|_| facts.attempts > 0);
     for until in [facts.lane.held_until, retries_from].into_iter().flatten().filter(|until| now < *until) {
         holds.add(HoldReason::RateLimited, Some(until));
     }
-    if !facts.lane.has_slot {
+    if !facts.lane.has_slot && !plant::is(Plant::CapWithoutReason) {
         holds.add(HoldReason::Concurrency, Some(now));
     }
     match holds.first {
@@ -211,7 +228,6 @@ pub struct RowFacts {
 impl Gates {
     /// `is_quiet` is asked of whoever keeps it: a schedule is not looked up for each count.
     pub fn of(now: Timestamp, lane: &LaneFacts<'_>, is_quiet: bool) -> Gates {
-        let waits = |(limit, bucket): (RateLimit, Bucket)| now < bucket.ready_at(now, limit, 1);
         Gates {
             status: match lane.status.at(now) {
                 Status::Active => None,
@@ -223,9 +239,7 @@ impl Gates {
                 Permission::Wait { .. } | Permission::AwaitProbe => true,
             },
             is_quiet,
-            is_limited: lane.rate_limit.is_some_and(waits)
-                || lane.tenant_rate_limit.is_some_and(waits)
-                || lane.held_until.is_some_and(|until| now < until),
+            is_limited: lane.limited_until(now).is_some() || lane.held_until.is_some_and(|until| now < until),
             are_retries_limited: lane.retries_from.is_some_and(|from| now < from),
             is_full: !lane.has_slot,
         }
@@ -314,6 +328,26 @@ mod tests {
         let limit = RateLimit::new(60, 1).unwrap();
         let limited = |facts: &mut Facts<'_>| facts.lane.rate_limit = Some((limit, Bucket::empty(at(1000), limit)));
         check(0, 0, limited, held(HoldReason::RateLimited, Some(2000)));
+        // A token is there, and others were waiting for it before: a burst of 1 is never seen full by those behind.
+        let since = |millis: i64| Bucket::empty(at(millis - 1_000), limit);
+        let has_a_token = |facts: &mut Facts<'_>| facts.lane.rate_limit = Some((limit, since(1_000)));
+        check(0, 0, has_a_token, Standing::Pending);
+        let behind = |facts: &mut Facts<'_>| {
+            has_a_token(facts);
+            facts.lane.is_short_of_tokens = true;
+        };
+        check(0, 0, behind, held(HoldReason::RateLimited, Some(2000)));
+        let behind_in_tenant = |facts: &mut Facts<'_>| {
+            facts.lane.tenant_rate_limit = Some((limit, since(1_000)));
+            facts.lane.is_short_of_tokens = true;
+        };
+        check(0, 0, behind_in_tenant, held(HoldReason::RateLimited, Some(2000)));
+        // One that nobody has taken for so long is not what it waits for.
+        let forgotten = |facts: &mut Facts<'_>| {
+            facts.lane.rate_limit = Some((limit, since(-1_001)));
+            facts.lane.is_short_of_tokens = true;
+        };
+        check(0, 0, forgotten, Standing::Pending);
     }
 
     #[test]
@@ -362,7 +396,7 @@ mod tests {
             Breaker::HalfOpen { since: at(0), probe_started: at(900), failures: 5 },
         ];
         let mut count = 0;
-        for bits in 0..1024_u32 {
+        for bits in 0..2048_u32 {
             let is = |bit: u32| bits & 1 << bit != 0;
             for (status, breaker) in statuses.iter().flat_map(|status| breakers.iter().map(move |breaker| (*status, *breaker))) {
                 let lane = LaneFacts {
@@ -371,6 +405,7 @@ mod tests {
                     schedule: is(0).then_some(if is(1) { &quiet } else { &open }),
                     rate_limit: is(2).then(|| (limit, Bucket::empty(now, limit))),
                     tenant_rate_limit: is(3).then(|| (limit, Bucket::full())),
+                    is_short_of_tokens: is(10),
                     held_until: is(4).then(|| at(5_000)),
                     retries_from: is(5).then(|| at(5_000)),
                     has_slot: is(6),
@@ -402,6 +437,6 @@ mod tests {
                 count += 1;
             }
         }
-        assert_eq!(count, 16 * 1024);
+        assert_eq!(count, 16 * 2048);
     }
 }

@@ -7,6 +7,8 @@
 //! Whoever cannot know what was spent before (a crash, a takeover) starts with an empty
 //! bucket, never with a full one: no restart grants a fresh burst.
 
+use std::time::Duration;
+
 use crate::time::Timestamp;
 
 /// `max_per_minute` sustained, `burst_capacity` at once. Unlimited is `None` of this, not a number.
@@ -99,6 +101,18 @@ impl Bucket {
         let wait_nanos = (needed - limit.span_nanos()).max(0);
         let wait_millis = i64::try_from(div_ceil(wait_nanos, 1_000_000)).unwrap_or(i64::MAX);
         Timestamp::from_millis(now.as_millis().saturating_add(wait_millis))
+    }
+
+    /// When a token will be there that is not there yet: whoever is behind those that are waits until then at least.
+    pub fn next_token_at(self, now: Timestamp, limit: RateLimit) -> Timestamp {
+        let tokens = (limit.span_nanos() - self.debt_nanos(now, limit)) / limit.interval_nanos();
+        self.ready_at(now, limit, u64::try_from(tokens).unwrap_or(0) + 1)
+    }
+
+    /// For how long a token has been there that nobody has taken; zero if there is none.
+    pub fn ready_for(self, now: Timestamp, limit: RateLimit) -> Duration {
+        let ready_at = i128::from(self.full_at_nanos) - limit.span_nanos() + limit.interval_nanos();
+        Duration::from_nanos(u64::try_from((nanos(now) - ready_at).max(0)).unwrap_or(u64::MAX))
     }
 
     pub fn is_full(self, now: Timestamp, limit: RateLimit) -> bool {

@@ -20,12 +20,14 @@
 //! | May a delivery go to this URL, to this address? | [`destination`] |
 //! | Who goes next? | [`scheduler`] |
 //! | Why does this delivery wait? | [`admission`] |
+//! | What may be deleted, and how fast? | [`retention`] |
 //! | Which trace does an event belong to, and who looks at it? | [`trace`] |
 
 pub mod admission;
 pub mod bucket;
 pub mod catalogue;
 pub mod circuit;
+pub mod clock_guard;
 pub mod delivery;
 pub mod destination;
 pub mod endpoint;
@@ -39,6 +41,7 @@ pub mod latency;
 pub mod notice;
 pub mod plant;
 pub mod quiet_hours;
+pub mod retention;
 pub mod retry;
 pub mod retry_after;
 pub mod route;

@@ -71,6 +71,11 @@ plants! {
     TokensComeLate "tokens-come-late" "a lane is woken minutes after its next token",
     SharesIgnored "shares-ignored" "one tenant may take every slot there is",
     NotFoundIsRetried "not-found-is-retried" "permanent answers are tried again",
+    DueHeadStaysOut "due-head-stays-out" "a window that is full of heads that are not yet due takes none that is",
+    LateHeadStaysOut "late-head-stays-out" "what becomes visible after a higher number of its key waits for that to go",
+    RetryGrowsWindow "retry-grows-window" "what waits again after a failure is kept, however full the window is",
+    WakeUpsPileUp "wake-ups-pile-up" "a lane that is to be woken at another time keeps the entry before, too",
+    CapWithoutReason "cap-without-reason" "what waits for a slot is said to wait for nothing",
     // In the engine.
     WithdrawnIsSent "withdrawn-is-sent" "a late read brings back what is being called off, and it is sent",
     LeaseEndIgnored "lease-end-ignored" "an owner whose lease has ended keeps its lanes",
@@ -85,6 +90,13 @@ plants! {
     LateNewsIsSent "late-news-is-sent" "late news of a row that was read, sent and forgotten sends it again",
     NewsAfterReadIsSent "news-after-read-is-sent" "news of a row that a read has brought before sends it again",
     NewsAfterTakeoverIsSent "news-after-takeover-is-sent" "news of a row that the owner before has sent sends it again",
+    UnreadableStopsBatch "unreadable-stops-batch" "one endpoint that cannot be read keeps those that are read with it waiting",
+    RecordedElsewhereUnheard "recorded-elsewhere-unheard" "nobody hears that the owner before has recorded what it had in flight",
+    OlderLaneStateWins "older-lane-state-wins" "a record that is late overwrites what a later one has said of its lane",
+    GapScanStartsLate "gap-scan-starts-late" "what the feed has dropped is looked for behind what came after it",
+    GapScanStopsEarly "gap-scan-stops-early" "a scan for what the feed has dropped ends with its first page",
+    HalfOpenNotWritten "half-open-not-written" "whoever takes over does not know that a probe was sent",
+    PanicLeaksCall "panic-leaks-call" "what a call that has panicked was made for is forgotten",
     OldClaimGrantsBurst "old-claim-grants-burst" "tokens count from this node's first partition, not from the one that it took over",
 }
 

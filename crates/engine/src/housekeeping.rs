@@ -1,65 +1,83 @@
-//! What goes on beside delivering: forgetting, ending what has waited too long, replays, and hearing of changes.
+//! What goes on beside delivering: ending what has waited too long, replays, and hearing of changes.
 
-use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use posthaste_core::id::{ReplayId, TenantId};
+use posthaste_core::id::EndpointId;
 use posthaste_core::scheduler::Seq;
-use posthaste_store::{Error, Partition, ReplayRow, Store, partition_of};
+use posthaste_store::{Store, Swept};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::{Instant, sleep};
 
 use crate::Options;
+use crate::executor::SCAN_ROWS;
 use crate::membership::Membership;
 use crate::owner::Wake;
+use crate::replays::Replays;
+use crate::sweeper::{SWEPT_EVERY, Sweeper};
 
 /// A change takes effect within a second.
 const CHANGES_EVERY: Duration = Duration::from_millis(250);
 const TICK: Duration = Duration::from_millis(250);
+/// Statistics agree with what was recorded within two seconds.
+const COUNTED_EVERY: Duration = Duration::from_secs(1);
 const OVERDUE_EVERY: Duration = Duration::from_secs(1);
 const OVERDUE_ROWS: usize = 500;
 /// Running replays are asked for so often while there are none.
 const REPLAYS_EVERY: Duration = Duration::from_secs(1);
-/// Rows of a replay that are made in one transaction.
-const REPLAY_ROWS_MAX: u32 = 100;
-const FORGETTING_EVERY: Duration = Duration::from_secs(10);
-/// While there is more to forget.
-const FORGETTING_AGAIN: Duration = Duration::from_millis(250);
-
-/// Where others may write too, their commits are looked for so often.
-const SWEPT_EVERY: Duration = Duration::from_secs(2);
-/// How many rows may have been under way when the first look was taken.
-const FIRST_LOOK_BACK: Seq = 100_000;
-/// A row's number is taken before it is committed: so long after it was taken it is there, or never will be.
-const COMMITTED_AFTER: Duration = Duration::from_secs(15);
 
 /// Finds what other processes have committed.
 pub(crate) async fn sweep(store: Arc<dyn Store>, inbox: UnboundedSender<Wake>) {
     if !store.is_shared() {
         return;
     }
-    // What was there at the beginning is found by whoever takes a partition.
-    let mut highest_at: VecDeque<(Instant, Seq)> = VecDeque::new();
-    let mut after = None;
+    let started = Instant::now();
+    let mut sweeper = Sweeper::default();
     loop {
-        match store.sweep(after.unwrap_or(Seq::MAX >> 1)).await {
-            Ok(swept) => {
-                let now = Instant::now();
-                highest_at.push_back((now, swept.highest));
-                while highest_at.front().is_some_and(|(at, _)| *at + COMMITTED_AFTER <= now) {
-                    after = highest_at.pop_front().map(|(_, highest)| highest);
+        let began = started.elapsed();
+        let mut scan = Scan::new(sweeper.start_after());
+        while !scan.is_done {
+            match store.sweep(scan.after, SCAN_ROWS).await {
+                Ok(page) => {
+                    let endpoints = scan.read(page);
+                    if !endpoints.is_empty() && inbox.send(Wake::Work(endpoints)).is_err() {
+                        return;
+                    }
                 }
-                // In the first seconds nothing is that old: everything since the first look is looked at.
-                after = after.or(highest_at.front().map(|(_, highest)| highest.saturating_sub(FIRST_LOOK_BACK)));
-                if !swept.endpoints.is_empty() && inbox.send(Wake::Work(swept.endpoints)).is_err() {
-                    return;
+                // It goes on from there.
+                Err(error) => {
+                    complain("sweep", &error);
+                    sleep(SWEPT_EVERY).await;
                 }
             }
-            Err(error) => complain("sweep", &error),
         }
+        sweeper.swept(began, scan.highest.unwrap_or(0));
         sleep(SWEPT_EVERY).await;
+    }
+}
+
+/// One look over all rows after a certain one, page by page.
+struct Scan {
+    /// Where the next page starts.
+    after: Seq,
+    /// The last row that there was when the first page was read.
+    highest: Option<Seq>,
+    is_done: bool,
+}
+
+impl Scan {
+    fn new(after: Seq) -> Scan {
+        Scan { after, highest: None, is_done: false }
+    }
+
+    /// Answers the endpoints of this page.
+    fn read(&mut self, page: Swept) -> Vec<EndpointId> {
+        // Of the first page: what is committed while the others are read is swept again.
+        self.highest.get_or_insert(page.highest);
+        self.is_done = page.next.is_none();
+        self.after = page.next.unwrap_or(self.after);
+        page.endpoints
     }
 }
 
@@ -79,11 +97,24 @@ pub(crate) async fn watch_configuration(store: Arc<dyn Store>, inbox: UnboundedS
     }
 }
 
+/// Adds what was recorded to the statistics. At a start that is also what a process before this one has left.
+pub(crate) async fn count(store: Arc<dyn Store>) {
+    loop {
+        match store.count().await {
+            Ok(true) => {}
+            Ok(false) => sleep(COUNTED_EVERY).await,
+            Err(error) => {
+                complain("count", &error);
+                sleep(COUNTED_EVERY).await;
+            }
+        }
+    }
+}
+
 /// One step after another, none of which holds delivering up.
 pub(crate) async fn keep(store: Arc<dyn Store>, options: Options, membership: Arc<Membership>, inbox: UnboundedSender<Wake>) {
     let mut overdue_at = Instant::now();
     let mut replays_at = Instant::now();
-    let mut forgetting_at = Instant::now() + FORGETTING_EVERY;
     let mut replays = Replays::default();
     loop {
         sleep(TICK).await;
@@ -103,84 +134,14 @@ pub(crate) async fn keep(store: Arc<dyn Store>, options: Options, membership: Ar
         if replays_at <= now {
             match replays.step(store.as_ref(), &membership, &options).await {
                 Ok(is_any) => replays_at = now + if is_any { TICK } else { REPLAYS_EVERY },
-                Err(error) => complain("step_replay", &error),
+                Err(error) => complain("running_replays", &error),
             }
         }
-        // One node is enough to forget for all.
-        if forgetting_at <= now && membership.owns(0) {
-            forgetting_at = now + FORGETTING_EVERY;
-            match store.sweep_away(options.housekeeping).await {
-                Ok(swept) if swept.is_nothing() => {}
-                Ok(_) => forgetting_at = now + FORGETTING_AGAIN,
-                Err(error) => complain("sweep_away", &error),
-            }
-        }
-    }
-}
-
-/// Running replays, each at its own pace.
-#[derive(Default)]
-struct Replays {
-    paces: HashMap<ReplayId, Pace>,
-}
-
-struct Pace {
-    since: Instant,
-    made: u64,
-}
-
-impl Replays {
-    /// Makes what is due of each, and answers whether there are any.
-    async fn step(&mut self, store: &dyn Store, membership: &Membership, options: &Options) -> Result<bool, Error> {
-        let running = store.running_replays().await?;
-        self.paces.retain(|id, _| running.iter().any(|replay| replay.id == *id));
-        for replay in &running {
-            if !membership.owns(partition_of_replay(store, replay).await?) {
-                continue;
-            }
-            let pace = self.paces.entry(replay.id).or_insert_with(|| Pace { since: Instant::now(), made: 0 });
-            let limit = pace.rows_due(replay.rate_per_minute);
-            if limit > 0
-                && let Some(after) = store.step_replay(replay.id, limit, options.replays_at_once_max).await?
-            {
-                let made = after.created.saturating_sub(replay.created);
-                pace.made += made;
-                if let Some(metrics) = &options.metrics {
-                    metrics.publishing().replayed(made);
-                }
-            }
-        }
-        Ok(!running.is_empty())
-    }
-}
-
-impl Pace {
-    /// How many may be made now. What was missed while others had to wait is not made up for at once.
-    fn rows_due(&mut self, rate_per_minute: u32) -> usize {
-        let by_now = u64::from(rate_per_minute) * u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX) / 60_000 + 1;
-        let due = by_now.saturating_sub(self.made);
-        if due > u64::from(rate_per_minute) {
-            *self = Pace { since: Instant::now(), made: 0 };
-            return 1;
-        }
-        usize::try_from(due.min(u64::from(REPLAY_ROWS_MAX))).unwrap_or(1)
-    }
-}
-
-/// A replay is a job of its tenant's partition; one over all tenants of the first.
-async fn partition_of_replay(store: &dyn Store, replay: &ReplayRow) -> Result<Partition, Error> {
-    let of_tenant = |tenant: &TenantId| partition_of(tenant);
-    if let Some(tenant) = &replay.filter.tenant {
-        return Ok(of_tenant(tenant));
-    }
-    match replay.filter.endpoint {
-        Some(endpoint) => Ok(store.endpoint(endpoint).await?.map_or(0, |stored| stored.partition)),
-        None => Ok(0),
     }
 }
 
 /// A store that is away is news once in a while, not in every line.
-pub(crate) fn complain(what: &str, error: &Error) {
+pub(crate) fn complain(what: &str, error: impl std::fmt::Display) {
     static TOLD_AT: AtomicI64 = AtomicI64::new(i64::MIN);
     static BEGUN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
     let second = i64::try_from(BEGUN.get_or_init(Instant::now).elapsed().as_secs()).unwrap_or(i64::MAX);

@@ -1,25 +1,30 @@
 //! Runs deliveries: asks the core, does what it says.
 //!
 //! One loop. Everything that can wake it is a [`Wake`]; [`Owner`] takes it in and says what to do as [`Deed`]s, which
-//! `hands` does beside the loop and whose ends are wakes again. A delivery is tried in one place, `attempt`.
+//! `executor` carries out next to the loop and whose ends are wakes again. A delivery is tried in one place, `attempt`.
 
 mod attempt;
 mod bodies;
-mod hands;
+mod executor;
+mod handed_over;
 mod housekeeping;
 mod lease;
 mod membership;
 mod owner;
+mod replays;
+mod retention;
 mod survey;
+mod sweeper;
 mod tally;
 mod target;
-mod told;
 mod traced;
 
 use std::future::Future;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use posthaste_core::endpoint::Policies;
 use posthaste_core::health::HealthPolicy;
 use posthaste_core::notice::Noticed;
@@ -29,16 +34,21 @@ use posthaste_metrics::Metrics;
 use posthaste_sender::Client;
 use posthaste_store::{Fed, Housekeeping, Store};
 use posthaste_traces::Traces;
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
 
-use hands::Hands;
+use executor::Executor;
+pub use executor::{
+    CallFailure, Execution, Next, Plan, Progress, RETRY_BACKOFF_MAX, RETRY_BACKOFF_MIN, StoreCall, StoreReply, UNREADABLE_RETRY,
+    plan,
+};
+pub use handed_over::{HANDED_OVER_ASKED_EVERY, HandedOver};
 use membership::Membership;
 pub use owner::{After, Bodiless, Deed, Errand, Life, Owner, Seen, Sending, Ticket, Wake};
 use survey::{Surveyor, Watch};
+pub use sweeper::{COMMITTED_AFTER, SWEPT_EVERY, Sweeper};
 pub use target::Target;
-use told::Told;
 use traced::Traced;
 
 #[derive(Clone, Debug)]
@@ -101,7 +111,8 @@ const IDLE: Duration = Duration::from_secs(1);
 const SHOWN_EVERY: Duration = Duration::from_millis(200);
 /// The same where it is written into a database for other nodes.
 const SHOWN_TO_OTHERS_EVERY: Duration = Duration::from_secs(1);
-const COUNTED_EVERY: Duration = Duration::from_secs(10);
+/// How long a background task that has panicked is left alone before it is started again.
+const RESTART_PAUSE: Duration = Duration::from_secs(1);
 /// How long after the last request's timeout a stop waits for records.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 /// A request lasts at most so long: the longest timeout that can be pinned, and what the sender takes to notice.
@@ -111,30 +122,22 @@ const REQUEST_MAX: Duration = Duration::from_secs(61);
 pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: impl Future<Output = ()>) {
     let (inbox, mut wakes) = mpsc::unbounded_channel();
     let membership = Arc::new(Membership::new(Arc::clone(&store), inbox.clone()));
-    let traced = Traced::new(options.traces.clone());
-    let hands = Hands::new(Arc::clone(&store), client, Arc::clone(&membership), inbox.clone(), options.notices.clone(), traced);
-    let mut background = JoinSet::new();
-    background.spawn(Arc::clone(&membership).keep());
-    background.spawn(housekeeping::sweep(Arc::clone(&store), inbox.clone()));
-    background.spawn(housekeeping::watch_configuration(Arc::clone(&store), inbox.clone()));
-    background.spawn(housekeeping::keep(Arc::clone(&store), options.clone(), Arc::clone(&membership), inbox));
-
     let request_max = options.request_max();
-    let metrics = options.metrics.clone();
-    let watch = metrics.as_ref().map(|metrics| Watch::start(metrics.clone()));
-    let mut surveyor = metrics.as_ref().map(|metrics| Surveyor::new(metrics.clone(), request_max));
-    if let Some(surveyor) = &surveyor {
-        background.spawn(survey::count_in_store(Arc::clone(&store), surveyor.stored()));
-    }
+    // Stalls are noticed, logged and acted on whether or not someone reads the metrics.
+    let metrics = options.metrics.clone().unwrap_or_else(unread_metrics);
+    let mut surveyor = Surveyor::new(metrics.clone(), request_max);
+    let mut background = background(&store, &options, &membership, &inbox, &surveyor);
+    let traced = Traced::new(options.traces.clone());
+    let notices = options.notices.clone();
+    let mut executor = Executor::new(Arc::clone(&store), client, Arc::clone(&membership), inbox, notices, traced);
+
+    let watch = Watch::start(metrics.clone());
     let mut surveyed = interval(survey::SURVEYED_EVERY);
     surveyed.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut owner = Owner::new(store.now(), options);
     let mut feed = Some(store.feed());
-    let mut told = Told::default();
     let mut shown = interval(if store.is_shared() { SHOWN_TO_OTHERS_EVERY } else { SHOWN_EVERY });
     shown.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut counted = interval(COUNTED_EVERY);
-    counted.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut stop = std::pin::pin!(stop);
     let mut deadline: Option<Instant> = None;
     let mut batch: Vec<Wake> = Vec::with_capacity(WAKES_AT_ONCE_MAX);
@@ -156,42 +159,83 @@ pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: 
             }
             _ = wakes.recv_many(&mut batch, WAKES_AT_ONCE_MAX) => {}
             news = next_of(&mut feed) => match news {
-                Some(rows) => {
-                    told.fed(&rows);
-                    batch.push(Wake::Fed(rows));
-                }
+                Some(rows) => batch.push(Wake::Fed(rows)),
                 None => feed = None,
             },
             _ = shown.tick() => owner.show(store.now()),
-            _ = counted.tick() => owner.count(),
-            _ = surveyed.tick(), if surveyor.is_some() => is_survey_due = true,
+            _ = surveyed.tick() => is_survey_due = true,
             () = sleep(rest) => {}
         }
         let turn_began = Instant::now();
-        if let Some(look) = feed.as_ref().and_then(|feed| told.turn(feed.has_overflowed())) {
-            hands.sweep(look);
+        // After the rows were received: those that were dropped before them are known to be missing.
+        if feed.as_ref().is_some_and(posthaste_store::Feed::has_overflowed) {
+            batch.push(Wake::FeedOverflowed);
         }
         membership.tick();
         let now = store.now();
         for wake in batch.drain(..) {
             owner.wake(now, wake);
         }
-        hands.perform_all(owner.next_deeds(now), tenure);
-        if let (Some(metrics), Some(surveyor)) = (&metrics, &mut surveyor) {
-            metrics.deliveries().note(&owner.take_notes());
-            // After what is due was begun: what is still due then is stuck.
-            if is_survey_due && surveyor.step(now, &mut owner) {
-                membership.stalled(surveyor.is_own_fault());
-            }
-            metrics.liveness().turned(turn_began.elapsed());
+        executor.carry_out(owner.next_deeds(now), tenure);
+        metrics.deliveries().note(&owner.take_notes());
+        // After what is due was begun: what is still due then is stuck.
+        if is_survey_due && surveyor.step(now, &mut owner) {
+            membership.stalled(surveyor.is_own_fault());
         }
+        metrics.liveness().turned(turn_began.elapsed());
         if deadline.is_some() && owner.is_at_rest() {
             break;
         }
     }
     drop(watch);
     background.shutdown().await;
-    hands.leave(&mut owner).await;
+    executor.stop(&mut owner).await;
+}
+
+/// Everything that goes on next to the loop until it is shut down.
+fn background(
+    store: &Arc<dyn Store>,
+    options: &Options,
+    membership: &Arc<Membership>,
+    inbox: &UnboundedSender<Wake>,
+    surveyor: &Surveyor,
+) -> JoinSet<()> {
+    let mut background = JoinSet::new();
+    let (members, lanes) = (Arc::clone(membership), surveyor.stored());
+    background.spawn(restarted("membership", move || Arc::clone(&members).keep()));
+    let members = Arc::clone(membership);
+    background.spawn(restarted("handed over", move || Arc::clone(&members).watch_handed_over()));
+    let (of, to) = (Arc::clone(store), inbox.clone());
+    background.spawn(restarted("sweep", move || housekeeping::sweep(Arc::clone(&of), to.clone())));
+    let (of, to) = (Arc::clone(store), inbox.clone());
+    background.spawn(restarted("configuration", move || housekeeping::watch_configuration(Arc::clone(&of), to.clone())));
+    let (of, limits, members) = (Arc::clone(store), options.housekeeping, Arc::clone(membership));
+    background.spawn(restarted("retention", move || retention::keep(Arc::clone(&of), limits, Arc::clone(&members))));
+    let of = Arc::clone(store);
+    background.spawn(restarted("statistics", move || housekeeping::count(Arc::clone(&of))));
+    let (of, to, options, members) = (Arc::clone(store), inbox.clone(), options.clone(), Arc::clone(membership));
+    let is_counted = options.metrics.is_some();
+    let keep = move || housekeeping::keep(Arc::clone(&of), options.clone(), Arc::clone(&members), to.clone());
+    background.spawn(restarted("housekeeping", keep));
+    // Only the numbers that people read need it.
+    if is_counted {
+        let of = Arc::clone(store);
+        background.spawn(restarted("backlog", move || survey::count_in_store(Arc::clone(&of), Arc::clone(&lanes))));
+    }
+    background
+}
+
+/// Runs a task until it ends by itself. One that panics is started again after a while.
+async fn restarted<F: Future<Output = ()>>(task: &'static str, start: impl Fn() -> F) {
+    while AssertUnwindSafe(start()).catch_unwind().await.is_err() {
+        tracing::error!(task, "task_panicked: it is started again");
+        sleep(RESTART_PAUSE).await;
+    }
+}
+
+/// For a process whose metrics no one reads.
+fn unread_metrics() -> Metrics {
+    Metrics::new(posthaste_metrics::Limits::default(), env!("CARGO_PKG_VERSION"))
 }
 
 async fn next_of(feed: &mut Option<posthaste_store::Feed>) -> Option<Vec<Fed>> {

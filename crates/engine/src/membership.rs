@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use posthaste_store::{Epoch, LEASE, NodeId, PARTITIONS, Partition, Refusal, Store};
 use tokio::sync::mpsc::UnboundedSender;
-use tokio::task::JoinHandle;
+use tokio::task::JoinSet;
 
+use crate::handed_over::HandedOver;
 use crate::lease::{Lease, Pulse};
 use crate::owner::Wake;
 
@@ -25,6 +26,8 @@ pub(crate) struct Membership {
     lease: Lease,
     node: Mutex<Option<NodeId>>,
     owned: Mutex<Owned>,
+    /// What the owner was last told to leave alone.
+    handed_over: Arc<HandedOver>,
     pulse: Pulse,
 }
 
@@ -54,11 +57,24 @@ impl Owned {
 
 impl Membership {
     pub(crate) fn new(store: Arc<dyn Store>, inbox: UnboundedSender<Wake>) -> Membership {
-        Membership { store, inbox, lease: Lease::endless(), node: Mutex::new(None), owned: Mutex::default(), pulse: Pulse::new() }
+        Membership {
+            store,
+            inbox,
+            lease: Lease::endless(),
+            node: Mutex::new(None),
+            owned: Mutex::default(),
+            handed_over: Arc::default(),
+            pulse: Pulse::new(),
+        }
     }
 
     pub(crate) fn lease(&self) -> &Lease {
         &self.lease
+    }
+
+    /// Tells the owner when what it leaves alone has been recorded by the owner before. Never returns.
+    pub(crate) async fn watch_handed_over(self: Arc<Self>) {
+        Arc::clone(&self.handed_over).watch(Arc::clone(&self.store), self.inbox.clone()).await;
     }
 
     /// The loop has come round.
@@ -92,6 +108,10 @@ impl Membership {
 
     /// Is a member for as long as this runs.
     pub(crate) async fn keep(self: Arc<Self>) {
+        if self.node().is_some() {
+            // It was started again: what it knew about its membership may be half true.
+            self.end_membership();
+        }
         loop {
             let commands = match self.join().await {
                 Ok(commands) => commands,
@@ -102,18 +122,24 @@ impl Membership {
                 }
             };
             let ended = self.stay().await;
-            commands.abort();
-            self.lease.end();
-            self.owned.lock().partitions.clear();
-            *self.node.lock() = None;
-            let _ = self.inbox.send(Wake::LeaseEnded);
-            // After that: whoever has not heard of it yet sends nothing more in the old one's name.
-            self.lease.begin_tenure();
+            drop(commands);
+            self.end_membership();
             match ended {
                 Ended::Lease => {}
                 Ended::Stalled => self.step_back().await,
             }
         }
+    }
+
+    /// This node owns nothing any more, and the owner hears of it.
+    fn end_membership(&self) {
+        self.lease.end();
+        self.owned.lock().partitions.clear();
+        *self.node.lock() = None;
+        self.handed_over.clear();
+        let _ = self.inbox.send(Wake::LeaseEnded);
+        // After that: whoever has not heard of it yet sends nothing more in the old one's name.
+        self.lease.begin_tenure();
     }
 
     /// Otherwise this node would get again what it has just given up, before anybody else has looked.
@@ -126,7 +152,7 @@ impl Membership {
     }
 
     /// Takes part under a new name, and owns what it gets.
-    async fn join(&self) -> Result<JoinHandle<()>, posthaste_store::Error> {
+    async fn join(&self) -> Result<JoinSet<()>, posthaste_store::Error> {
         let node = NodeId(rand::random());
         let asked = Instant::now();
         self.store.join(node).await?;
@@ -134,17 +160,16 @@ impl Membership {
         *self.node.lock() = Some(node);
         let mut commands = self.store.commands(node);
         let inbox = self.inbox.clone();
-        let listening = tokio::spawn(async move {
+        let mut listening = JoinSet::new();
+        listening.spawn(async move {
             while let Some(asked) = commands.next().await {
                 if inbox.send(Wake::Asked(asked)).is_err() {
                     return;
                 }
             }
         });
-        if let Err(error) = self.claim(node).await {
-            listening.abort();
-            return Err(error);
-        }
+        // A refusal is heard again when the lease is renewed. With an error the listener is dropped, and ends.
+        let _ = self.claim(node).await?;
         Ok(listening)
     }
 
@@ -165,7 +190,9 @@ impl Membership {
                 if owned.partitions != claimed.partitions {
                     tracing::info!(partitions = claimed.partitions.len(), "partitions_owned");
                     owned.partitions.clone_from(&claimed.partitions);
+                    let leave_alone = claimed.leave_alone.clone();
                     let _ = self.inbox.send(Wake::Owns(claimed));
+                    self.handed_over.add(&leave_alone);
                 }
                 vec![]
             }
@@ -264,7 +291,7 @@ mod tests {
         let store: Arc<dyn Store> = Arc::new(Postgres::connect(&server.url(), options).await.unwrap());
         let (inbox, wakes) = unbounded_channel();
         let membership = Membership::new(Arc::clone(&store), inbox);
-        membership.join().await.unwrap().abort();
+        drop(membership.join().await.unwrap());
         let node = membership.node().unwrap();
         World { membership, node, wakes, store, _server: server }
     }

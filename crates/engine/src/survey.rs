@@ -29,6 +29,8 @@ const ROWS_COUNTED_MAX: usize = 200_000;
 const REST_FACTOR: u32 = 20;
 /// Whoever could have gone for so long, and did not, is stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(8);
+/// What is due, not held, and not sent for so long waits without a reason.
+const UNEXPLAINED_AFTER: Duration = Duration::from_secs(1);
 /// An expected hold is never shorter: clocks, commits and looks take their time, too.
 const EXPECTED_MIN: Duration = Duration::from_mins(1);
 
@@ -148,6 +150,9 @@ impl Surveyor {
         gauges.lanes_counted_in_store += u64::from(lane.is_partial);
         gauges.in_flight += lane.in_flight;
         gauges.pending += pending.count;
+        if may_start && lane.idle_since.is_some_and(|since| now.since(since) > UNEXPLAINED_AFTER) {
+            gauges.unexplained += pending.count;
+        }
         gauges.oldest_due = gauges.oldest_due.max(lane.due_since.map(|due| now.since(due)));
         let mut expected = lane.expected;
         let limited = held[HoldReason::RateLimited as usize];
@@ -366,6 +371,23 @@ mod tests {
             }
         }
 
+        fn event(&self) -> Event {
+            Event {
+                id: EventId::parse("evt_1").unwrap(),
+                tenant: tenant(),
+                event_type: EventType::parse("order.made").unwrap(),
+                version: None,
+                timestamp: self.now,
+                accepted_at: self.now,
+                data: Data::parse("1").unwrap(),
+                labels: Labels::default(),
+                idempotency_key: None,
+                ordering_key: None,
+                timing: Timing::default(),
+                trace: None,
+            }
+        }
+
         /// So much later, what does a look over everything find?
         fn after(&mut self, time: Duration) -> Option<Trouble> {
             self.now = self.now + time;
@@ -395,6 +417,29 @@ mod tests {
     }
 
     #[test]
+    fn i33_what_was_not_sent_yet_when_a_node_leaves_is_not_handed_over_as_in_flight() {
+        let mut stuck = Stuck::new(Status::Active);
+        stuck.wants();
+        stuck.take_up();
+        let deeds = stuck.wants();
+        stuck.answer_reads(deeds);
+        let deeds = stuck.wants();
+        let Some(Deed::ReadBodies { life, wanted }) = deeds.into_iter().find(|deed| matches!(deed, Deed::ReadBodies { .. })) else {
+            panic!("its payload is asked for")
+        };
+        stuck.happens(Wake::GiveUp(vec![partition_of(&tenant())]));
+        let in_flight = |deed| if let Deed::HandOver { in_flight, .. } = deed { Some(in_flight) } else { None };
+        assert_eq!(stuck.wants().into_iter().find_map(in_flight), Some(vec![]));
+        // Its payload comes too late: the next owner sends it.
+        let event = Ok(stuck.event());
+        let found = vec![Body { seq: 1, delivery: DeliveryId::from_bytes([1; 16]), event }];
+        stuck.happens(Wake::Bodies { life, asked: wanted, found });
+        let deeds = stuck.wants();
+        assert!(!deeds.iter().any(|deed| matches!(deed, Deed::Send(_))), "{deeds:?}");
+        assert!(stuck.owner.is_at_rest());
+    }
+
+    #[test]
     fn a_stop_does_not_wait_for_what_was_about_to_be_sent_when_everything_was_lost() {
         let mut stuck = Stuck::new(Status::Active);
         stuck.wants();
@@ -403,20 +448,7 @@ mod tests {
         stuck.answer_reads(reads);
         let deeds = stuck.wants();
         let [Deed::ReadBodies { life, wanted }] = &deeds[..] else { panic!("{deeds:?}") };
-        let event = Event {
-            id: EventId::parse("evt_1").unwrap(),
-            tenant: tenant(),
-            event_type: EventType::parse("order.made").unwrap(),
-            version: None,
-            timestamp: stuck.now,
-            accepted_at: stuck.now,
-            data: Data::parse("1").unwrap(),
-            labels: Labels::default(),
-            idempotency_key: None,
-            ordering_key: None,
-            timing: Timing::default(),
-            trace: None,
-        };
+        let event = stuck.event();
         let found = vec![Body { seq: 1, delivery: wanted[0].delivery, event: Ok(event) }];
         stuck.happens(Wake::Bodies { life: *life, asked: wanted.clone(), found });
         assert_eq!(stuck.owner.requests(), 1, "it is as good as sent");

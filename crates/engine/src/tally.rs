@@ -1,70 +1,15 @@
-//! What was tried at an endpoint: counts for each minute, kept in the store, and a short memory for sudden changes.
+//! What was tried at an endpoint lately: a short memory for sudden changes. The store counts everything that is recorded.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use posthaste_core::delivery::{Outcome, Silence, Verdict};
-use posthaste_core::id::{EndpointId, TenantId};
+use posthaste_core::delivery::{Outcome, Silence};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Tally;
-use posthaste_store::{AttemptRecord, Minute};
 
 const MINUTE_MILLIS: i64 = 60_000;
 /// How far back a sudden run of timeouts is looked for.
 const RECENT_MINUTES: i64 = 10;
-
-/// Counts that are not in the store yet.
-#[derive(Debug, Default)]
-pub(crate) struct Tallies(BTreeMap<(EndpointId, Timestamp), Minute>);
-
-impl Tallies {
-    pub(crate) fn add(&mut self, endpoint: EndpointId, tenant: &TenantId, attempt: &AttemptRecord, verdict: Verdict) {
-        let minute = start_of_minute(attempt.attempted_at);
-        let minute = self.0.entry((endpoint, minute)).or_insert_with(|| Minute {
-            endpoint,
-            tenant: tenant.clone(),
-            minute,
-            counts: posthaste_store::Counts::default(),
-            successes: posthaste_core::latency::LatencySketch::default(),
-            timeouts: posthaste_core::latency::LatencySketch::default(),
-        });
-        minute.counts.attempts += 1;
-        match verdict {
-            Verdict::Delivered => {
-                minute.counts.successes += 1;
-                minute.counts.delivered += 1;
-                minute.successes.record(attempt.response_time);
-            }
-            Verdict::Dead(_) => minute.counts.dead += 1,
-            Verdict::RetryAt(_) => minute.counts.retried += 1,
-        }
-        if is_timeout(&attempt.outcome) {
-            minute.counts.timeouts += 1;
-            minute.timeouts.record(attempt.timeout);
-        }
-    }
-
-    pub(crate) fn take(&mut self) -> Vec<Minute> {
-        std::mem::take(&mut self.0).into_values().collect()
-    }
-
-    /// They could not be written: they are added to the next ones.
-    pub(crate) fn put_back(&mut self, minutes: Vec<Minute>) {
-        for minute in minutes {
-            let key = (minute.endpoint, minute.minute);
-            match self.0.get_mut(&key) {
-                None => {
-                    self.0.insert(key, minute);
-                }
-                Some(present) => {
-                    present.counts.add(minute.counts);
-                    present.successes.merge(&minute.successes);
-                    present.timeouts.merge(&minute.timeouts);
-                }
-            }
-        }
-    }
-}
 
 pub(crate) fn is_timeout(outcome: &Outcome) -> bool {
     *outcome == Outcome::Silent(Silence::Timeout)

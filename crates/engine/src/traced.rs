@@ -4,6 +4,7 @@
 //! attempt's id when that is recorded. Of all other attempts there is nothing here.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -97,11 +98,12 @@ impl Traced {
         records.iter().enumerate().filter_map(judged).collect()
     }
 
-    pub(crate) fn recorded(&self, judged: Vec<Judged>, results: &[RecordedAs]) {
+    /// Those of `range` among the records that were judged together are recorded.
+    pub(crate) fn recorded(&self, judged: &mut Vec<Judged>, range: &Range<usize>, results: &[RecordedAs]) {
         let Some(traces) = self.traces.as_ref().filter(|_| !judged.is_empty()) else { return };
         let recorded = Instant::now();
-        for Judged { place, attempt, ended } in judged {
-            let recorded_as = match results.get(place) {
+        for Judged { place, attempt, ended } in judged.extract_if(.., |judged| range.contains(&judged.place)) {
+            let recorded_as = match results.get(place - range.start) {
                 Some(RecordedAs::Done) => traces::RecordedAs::Done,
                 Some(RecordedAs::MovedOn) => traces::RecordedAs::MovedOn,
                 Some(RecordedAs::NotOwner) | None => traces::RecordedAs::NotOwner,

@@ -245,11 +245,11 @@ impl Bench {
                         self.owner.wake(now, Wake::Versions { life, versions: tenants.into_iter().zip(versions).collect() });
                     }
                     Deed::Record { .. }
+                    | Deed::ScanGap { .. }
                     | Deed::Restamp { .. }
                     | Deed::LookUp { .. }
                     | Deed::See { .. }
                     | Deed::Show(_)
-                    | Deed::Count(_)
                     | Deed::Notice(_)
                     | Deed::HandOver { .. } => {}
                 }

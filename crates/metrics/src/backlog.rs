@@ -29,6 +29,8 @@ pub struct BacklogGauges {
     pub held: [Held; HoldReason::ALL.len()],
     /// Due, and waiting for nothing but its turn.
     pub pending: u64,
+    /// Of those, what could have been sent for more than a second and was not, without a reason: this should be 0.
+    pub unexplained: u64,
     /// For how long the one of them that was due first has been due.
     pub oldest_due: Option<Duration>,
     pub in_flight: u64,
@@ -89,6 +91,11 @@ impl Backlog {
                 "webhook_oldest_due_seconds",
                 "For how long the delivery has been due that waits for nothing but its turn and was due first.",
                 gauges.oldest_due.unwrap_or_default().as_secs_f64(),
+            ),
+            (
+                "webhook_unexplained_pending",
+                "Deliveries that have been due for more than a second and are neither sent nor held for a reason. Other than 0, this is a defect.",
+                gauges.unexplained as f64,
             ),
             ("webhook_deliveries_in_flight", "Deliveries on their way, or answered and not yet recorded.", gauges.in_flight as f64),
             ("posthaste_lanes", "Endpoints with something to send or to remember.", gauges.lanes as f64),

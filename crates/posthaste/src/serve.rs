@@ -20,7 +20,9 @@ use posthaste_metrics::{Kind, Metrics, Page};
 use posthaste_notify::mail::Mailer;
 use posthaste_notify::mail_server::MailServer;
 use posthaste_sender::{Client, Options as SenderOptions, Policy, Proxy};
-use posthaste_store::{Commits, Housekeeping, Keyring, MasterKey, Options as StoreOptions, Postgres, SecretText, Sqlite, Store};
+use posthaste_store::{
+    ClockStatus, Commits, Housekeeping, Keyring, MasterKey, Options as StoreOptions, Postgres, SecretText, Sqlite, Store,
+};
 use posthaste_traces::{Exporter, Traces};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -150,6 +152,10 @@ impl Server {
         let (stop, stopped) = watch::channel(false);
         let mut tasks = Vec::new();
         let metrics = settings.metrics.then(|| metrics(settings, client.as_ref(), commits, logs));
+        if let Some(metrics) = &metrics {
+            let store = Arc::clone(&store);
+            metrics.gather(move |page| show_clock(page, &store.clock_status()));
+        }
         if let (Some(metrics), Some(traces)) = (&metrics, traces.clone()) {
             metrics.gather(move |page| traces.show(page));
         }
@@ -412,6 +418,15 @@ fn without_api(metrics: Option<&Metrics>) -> Router {
 fn metrics_router(metrics: Metrics) -> Router {
     let page = move |request: Request| std::future::ready(posthaste_api::metrics_answer(&metrics, &request.into_parts().0));
     Router::new().route("/metrics", axum::routing::get(page)).route("/healthz", axum::routing::get(async || "ok"))
+}
+
+fn show_clock(page: &mut Page, clock: &ClockStatus) {
+    if let Some(skew) = clock.skew {
+        let help = "How far the clock of this machine is from the database's; above 5 the node is not ready.";
+        page.gauge("posthaste_clock_skew_seconds", help, skew.as_secs_f64());
+    }
+    let help = "1 while the wall clock has jumped ahead and is not believed: nothing expires or is deleted by it.";
+    page.gauge("posthaste_clock_suspect", help, f64::from(u8::from(clock.suspicion.is_some())));
 }
 
 /// Scrapers, and those who look by hand.

@@ -4,6 +4,7 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use posthaste_checker::verdict::judge;
 use posthaste_checker::world::World;
@@ -53,6 +54,19 @@ async fn one_process_on_postgresql_delivers_and_refuses_another_master_key() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i53_statistics_agree_with_the_rows_after_a_kill() {
+    let postgres = posthaste_testpg::Server::start();
+    let mut world = world(24, &postgres.url()).await;
+    world.start(&[]).await.unwrap();
+    world.furnish_plainly().await.unwrap();
+    publish(&world, 20).await;
+    assert_eq!(world.settle().await, 0);
+    world.kill().unwrap();
+    world.start(&[]).await.unwrap();
+    statistics_agree(&world).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_one_process_takes_another_delivers() {
     let postgres = posthaste_testpg::Server::start();
     let mut taking = world(22, &postgres.url()).await;
@@ -89,4 +103,22 @@ fn a_database_that_is_not_there_is_refused_in_one_line() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && said.lines().count() == 1, "{said}");
     assert!(!said.contains("canary"), "a password is not shown: {said}");
+}
+
+/// Waits until the counts per minute say what the deliveries themselves say.
+async fn statistics_agree(world: &World) {
+    let mut caller = world.caller();
+    let deadline = Instant::now() + Duration::from_mins(1);
+    loop {
+        let rows = caller.get("/v1/deliveries?limit=250").await.unwrap().json()["data"].as_array().unwrap().clone();
+        let attempts: u64 = rows.iter().map(|row| row["attempt_count"].as_u64().unwrap()).sum();
+        let delivered = rows.iter().filter(|row| row["status"] == "delivered").count() as u64;
+        assert!(delivered > 0);
+        let total = caller.get("/v1/stats").await.unwrap().json()["total"].clone();
+        if (&total["attempts"], &total["delivered"]) == (&attempts.into(), &delivered.into()) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{attempts} attempts and {delivered} delivered, and not {total}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }

@@ -184,6 +184,24 @@ async fn i1_a_stop_under_load_loses_and_repeats_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i53_statistics_agree_with_the_rows_after_a_kill() {
+    let mut world = world(11).await;
+    world.start(&[]).await.unwrap();
+    world.furnish_plainly().await.unwrap();
+    let load = world.load(1);
+    let mut caller = world.caller();
+    for _ in 0..40 {
+        world.desk.publish(&load, &mut caller).await;
+    }
+    // At once: what was counted in memory dies with it.
+    wait_until("some are delivered", || world.receiver.hit_count() > 20).await;
+    world.kill().unwrap();
+    world.start(&[]).await.unwrap();
+    assert_eq!(world.settle().await, 0);
+    statistics_agree(&world).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f11_a_second_process_on_the_same_directory_is_refused_at_once() {
     let mut world = world(2).await;
     world.start(&[]).await.unwrap();
@@ -376,5 +394,23 @@ async fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     while !is_so() {
         assert!(Instant::now() < deadline, "waited in vain until {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Waits until the counts per minute say what the deliveries themselves say.
+async fn statistics_agree(world: &World) {
+    let mut caller = world.caller();
+    let deadline = Instant::now() + Duration::from_mins(1);
+    loop {
+        let rows = caller.get("/v1/deliveries?limit=250").await.unwrap().json()["data"].as_array().unwrap().clone();
+        let attempts: u64 = rows.iter().map(|row| row["attempt_count"].as_u64().unwrap()).sum();
+        let delivered = rows.iter().filter(|row| row["status"] == "delivered").count() as u64;
+        assert!(delivered > 0);
+        let total = caller.get("/v1/stats").await.unwrap().json()["total"].clone();
+        if (&total["attempts"], &total["delivered"]) == (&attempts.into(), &delivered.into()) {
+            return;
+        }
+        assert!(Instant::now() < deadline, "{attempts} attempts and {delivered} delivered, and not {total}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

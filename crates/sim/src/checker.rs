@@ -17,7 +17,7 @@ use posthaste_core::quiet_hours::Phase;
 use posthaste_core::scheduler::{LaneConfig, LaneMemory};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Mode;
-use posthaste_store::StoredEndpoint;
+use posthaste_store::{Record, StoredEndpoint};
 
 use crate::world::{Endpoint, Member, Row, World};
 
@@ -89,6 +89,8 @@ struct LaneHistory {
     last_owner: Option<Timestamp>,
     /// When it ran again after it was frozen; what has changed since then it hears at that moment.
     thawed_at: Option<Timestamp>,
+    /// When the last probe of an open circuit was sent, whoever owned it then.
+    probed_at: Option<Timestamp>,
     /// When its timeout was last made shorter.
     shortened_at: Option<Timestamp>,
 }
@@ -130,6 +132,10 @@ impl Shape {
 
 /// How long news may take to reach an owner: a sweep, and the reads that follow.
 const NEWS: Duration = Duration::from_secs(3);
+/// How long what a failed call was to bring may be late: two more tries, and what follows from them.
+const AFTER_FAILURE: Duration = Duration::from_secs(4);
+/// How long something may be due and held by nothing: its commit has to be heard of, and it has to be read.
+const PENDING_MAX: Duration = Duration::from_secs(4);
 /// How long a change may take to be in force.
 const CHANGES: Duration = Duration::from_secs(1);
 
@@ -173,11 +179,8 @@ impl Checker {
                 return fail("I20", "two requests of one key at once".to_owned());
             }
         }
-        if row.key.is_some()
-            && let Some(older) = world.store.rows[..hit.row]
-                .iter()
-                .find(|other| other.endpoint == row.endpoint && other.key == row.key && other.due().is_some())
-        {
+        // Of two that were published at the same time nobody can say which was first.
+        if let Some(older) = world.store.older_of_key(hit.row).find(|older| older.committed_at < row.numbered_at) {
             return fail("I20", format!("overtakes {} of its key", older.seq));
         }
         let is_probe = self.lane(hit.endpoint).is_some_and(|lane| lane.circuit != Circuit::Closed);
@@ -191,7 +194,7 @@ impl Checker {
         let now = world.now;
         let row = &world.store.rows[hit.row];
         let endpoint = &world.endpoints[hit.endpoint];
-        let is_fresh = self.is_fresh(hit.endpoint, endpoint, hit.turned_at);
+        let is_fresh = self.is_fresh(world, hit.endpoint, endpoint, hit.turned_at);
         let history = self.rows.entry(hit.row).or_default();
         let fail =
             |promise, what: String| Err(Violation { promise, what: format!("row {} at {}: {what}", hit.row, now.to_rfc3339()) });
@@ -225,6 +228,16 @@ impl Checker {
                 format!("{} hits for {} recorded attempts and {} crashes", history.hits, row.attempts, history.crashes),
             );
         }
+        if hit.is_probe {
+            let lane = self.lanes.entry(hit.endpoint).or_default();
+            let interval = endpoint.config.circuit.probe_interval();
+            // It was decided a moment before it is sent.
+            if let Some(before) = lane.probed_at.replace(hit.turned_at)
+                && hit.turned_at.since(before) < interval
+            {
+                return fail("I27", format!("probed again after {:?}", hit.turned_at.since(before)));
+            }
+        }
         let url = &target.endpoint.url;
         if *url != endpoint.url && !(is_fresh && *url == endpoint.before.url) {
             return fail("I28", format!("sent to {url}, which is not where it belongs"));
@@ -242,7 +255,11 @@ impl Checker {
 
     /// A change is in force a second after it was answered; before that either setting may be. Whoever was frozen, or has
     /// lost its lease, hears of it when it runs again.
-    fn is_fresh(&self, number: usize, endpoint: &Endpoint, at: Timestamp) -> bool {
+    fn is_fresh(&self, world: &World, number: usize, endpoint: &Endpoint, at: Timestamp) -> bool {
+        // A store that fails is asked again a moment later.
+        if at.since(world.store_failed_at) < AFTER_FAILURE {
+            return true;
+        }
         let has_thawed = self.lane(number).and_then(|lane| lane.thawed_at).is_some_and(|thawed| at.since(thawed) < CHANGES);
         at.since(endpoint.changed_at) < CHANGES || has_thawed
     }
@@ -259,15 +276,15 @@ impl Checker {
             held(&endpoint.config) || now.since(endpoint.changed_at) < NEWS && held(&endpoint.before.config)
         };
         let is_catching_up = self.lane(hit.endpoint).and_then(|lane| lane.last_owner).is_some_and(|at| now.since(at) < NEWS);
-        if row.key.is_some() || now.since(endpoint.changed_at) < NEWS || is_catching_up {
+        let has_failed = now.since(world.store_failed_at) < NEWS + AFTER_FAILURE;
+        if row.key.is_some() || now.since(endpoint.changed_at) < NEWS || is_catching_up || has_failed {
             return Ok(());
         }
         // A replay stands where it was asked for.
         let age = |row: &Row| (row.replayed_at.unwrap_or(row.timestamp), row.seq);
         let wanted = world.wanted();
-        let overtaken = world.store.rows.iter().enumerate().find(|(number, other)| {
-            other.endpoint == row.endpoint
-                && other.key.is_none()
+        let overtaken = world.store.waiting(row.endpoint).find(|(number, other)| {
+            other.key.is_none()
                 && other.due().is_some_and(|due| due + NEWS < now)
                 && !other.is_later
                 && other.committed_at + NEWS < now
@@ -307,7 +324,7 @@ impl Checker {
         let now = world.now;
         let fail =
             |promise, what: String| Err(Violation { promise, what: format!("row {} at {}: {what}", hit.row, now.to_rfc3339()) });
-        let is_fresh = self.is_fresh(hit.endpoint, endpoint, now);
+        let is_fresh = self.is_fresh(world, hit.endpoint, endpoint, now);
         let forbids = |config: &LaneConfig| -> Option<(&'static str, &'static str)> {
             if config.status.at(now) != Status::Active {
                 return Some(("I28", "sent to an endpoint that is paused or disabled"));
@@ -456,8 +473,9 @@ impl Checker {
         hit: &Hit,
         outcome: &Outcome,
         state: State,
-        disables_endpoint: bool,
+        record: &Record,
     ) -> Result<(), Violation> {
+        let disables_endpoint = record.disables_endpoint;
         let verdict = match state {
             State::Waiting { due } => Verdict::RetryAt(due),
             State::Delivered { .. } => Verdict::Delivered,
@@ -526,6 +544,7 @@ impl Checker {
         };
         let circuit = &endpoint.config.circuit;
         let probe_from = now + circuit.probe_interval();
+        let circuit_before = lane.circuit;
         match (lane.circuit, signal) {
             (Circuit::Closed, Some(true)) => {
                 lane.failures_in_a_row = 0;
@@ -549,6 +568,12 @@ impl Checker {
             }
             (Circuit::Probing, Some(false) | None) if hit.is_probe => lane.circuit = Circuit::Open { probe_from },
             (Circuit::Closed | Circuit::Open { .. } | Circuit::Probing, _) => {}
+        }
+        if lane.circuit != circuit_before && record.lane.is_none() {
+            return fail("I27", "what its answer has done to the circuit is not written down".to_owned());
+        }
+        if lane.circuit == Circuit::Closed {
+            lane.probed_at = None;
         }
         let circuit_after = (hit.attempt, lane.circuit, lane.failures_in_a_row);
         self.rows.entry(hit.row).or_default().circuit_after = Some(circuit_after);
@@ -658,7 +683,19 @@ impl Checker {
         let lane = self.lanes.entry(row.endpoint).or_default();
         let is_idle =
             !world.in_flight.values().any(|hit| world.endpoints[hit.endpoint].tenant == world.endpoints[row.endpoint].tenant);
-        if standing != Standing::Pending || is_concurrency || !is_idle {
+        // Whoever asks is told that it waits for a slot if it does.
+        let at_endpoint =
+            world.in_flight.values().filter(|hit| hit.endpoint == row.endpoint && Some(hit.member) == world.owner_of(row.endpoint));
+        let is_certain = world.now.since(world.endpoints[row.endpoint].changed_at) > AFTER_FAILURE
+            && world.now.since(world.store_failed_at) > AFTER_FAILURE;
+        if standing == Standing::Pending
+            && is_certain
+            && at_endpoint.count() >= world.endpoints[row.endpoint].config.max_in_flight as usize
+        {
+            let what = format!("row {number} at {}: waits for a slot and is said to wait for nothing", world.now.to_rfc3339());
+            return Err(Violation { promise: "I53", what });
+        }
+        if standing != Standing::Pending || is_concurrency || !is_idle || world.endpoints[row.endpoint].is_unreadable {
             history.pending_since = None;
             return Ok(());
         }
@@ -676,11 +713,14 @@ impl Checker {
         if was_quiet {
             return Ok(());
         }
-        let since = [lane.last_hit, lane.last_owner, lane.held_until, tenant_hit, paused_until, Some(endpoint.changed_at)]
+        let failed_until = world.store_failed_at + AFTER_FAILURE;
+        let news = [Some(endpoint.changed_at), Some(row.committed_at), Some(failed_until)];
+        let since = [lane.last_hit, lane.last_owner, lane.held_until, tenant_hit, paused_until]
             .into_iter()
+            .chain(news)
             .flatten()
             .fold(since, Timestamp::max);
-        if world.now.since(since) > Duration::from_secs(10) {
+        if world.now.since(since) > PENDING_MAX {
             return Err(Violation {
                 promise: "I6",
                 what: format!(

@@ -6,6 +6,7 @@
 mod support {
     pub(crate) mod backlog;
     pub(crate) mod bare;
+    pub(crate) mod common;
     pub(crate) mod load;
 }
 

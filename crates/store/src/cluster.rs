@@ -57,6 +57,8 @@ pub struct LeaveAlone {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct HandedOver {
     pub seq: Seq,
+    /// The number of the attempt that is in flight, counted from 1. A row that has been recorded since is not handed over.
+    pub attempt: u32,
     pub until: Timestamp,
 }
 

@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::{AttemptRecord, Audit, Error, Partition};
 
 /// How long an owner has. A person waits for the answer.
-pub const COMMAND_MAX: Duration = Duration::from_secs(5);
+pub const COMMAND_MAX: Duration = Duration::from_secs(3);
 /// The longest that an answer can take: a test is answered when its request has ended, which takes a minute at most.
 pub(crate) const ANSWER_MAX: Duration = Duration::from_secs(65);
 /// How many may wait for an owner. It answers each at once, so that more are a sign of trouble.

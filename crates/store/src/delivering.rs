@@ -39,10 +39,15 @@ pub struct WindowRows {
     pub seen: Seq,
 }
 
+/// One page of a scan for waiting deliveries.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Swept {
+    /// Endpoints that have something waiting among the rows of this page, each once.
     pub endpoints: Vec<EndpointId>,
+    /// The last row that there was when the page was read. A scan whose last page says so has seen every row up to here.
     pub highest: Seq,
+    /// Where the next page starts; `None` if this was the last one.
+    pub next: Option<Seq>,
 }
 
 /// What a delivery carries.
@@ -76,6 +81,16 @@ pub struct Record {
     pub lane: Option<LaneState>,
     /// The endpoint is disabled with it: a 410, or it was given up.
     pub disables_endpoint: bool,
+}
+
+impl Record {
+    /// The row of the delivery that it is about, if it is about one.
+    pub fn seq(&self) -> Option<Seq> {
+        match &self.recorded {
+            Recorded::Attempt { seq, .. } | Recorded::Moved { seq, .. } => Some(*seq),
+            Recorded::Nothing => None,
+        }
+    }
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -118,6 +133,8 @@ pub struct AttemptRecord {
 pub struct LaneState {
     pub memory: LaneMemory,
     pub timeout: Adaptive,
+    /// Rises with every state of this lane, also from owner to owner. The store keeps the highest, in whatever order states come.
+    pub version: u64,
 }
 
 /// What an owner shows of a lane, for whoever is asked why something waits.
@@ -130,9 +147,31 @@ pub struct LaneShown {
     pub timeout: Adaptive,
     /// Of the tenant that it belongs to, if that is limited.
     pub tenant_bucket: Option<Bucket>,
+    /// More is due than there are tokens.
+    pub is_short_of_tokens: bool,
     /// Retries are held until then.
     pub retries_from: Option<Timestamp>,
     /// Another request may be started.
     pub has_slot: bool,
     pub in_flight: Vec<DeliveryId>,
+    /// Why nothing is sent there although its configuration does not say so: it cannot be read.
+    pub blocked: Option<String>,
+}
+
+impl LaneShown {
+    /// A lane of which nothing is known but its endpoint.
+    pub fn unknown(endpoint: EndpointId, at: Timestamp) -> LaneShown {
+        LaneShown {
+            endpoint,
+            at,
+            memory: LaneMemory::new(),
+            timeout: Adaptive::default(),
+            tenant_bucket: None,
+            is_short_of_tokens: false,
+            retries_from: None,
+            has_slot: true,
+            in_flight: vec![],
+            blocked: None,
+        }
+    }
 }

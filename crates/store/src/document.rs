@@ -179,8 +179,10 @@ pub(crate) fn shown_lane(lane: &LaneShown) -> String {
         lane: LaneDocument::of(&lane.memory, &lane.timeout),
         tenant_bucket_full_at_ns: lane.tenant_bucket.map(Bucket::as_nanos),
         retries_from_ms: lane.retries_from.map(Timestamp::as_millis),
+        is_short_of_tokens: lane.is_short_of_tokens,
         has_slot: lane.has_slot,
         in_flight: lane.in_flight.iter().map(ToString::to_string).collect(),
+        blocked: lane.blocked.clone(),
     })
 }
 
@@ -195,8 +197,10 @@ pub(crate) fn read_shown_lane(endpoint: EndpointId, at: Timestamp, text: &str) -
             timeout,
             tenant_bucket: document.tenant_bucket_full_at_ns.map(Bucket::from_nanos),
             retries_from: document.retries_from_ms.map(Timestamp::from_millis),
+            is_short_of_tokens: document.is_short_of_tokens,
             has_slot: document.has_slot,
             in_flight: document.in_flight.iter().map(|id| DeliveryId::parse(id)).collect::<Result<_, _>>()?,
+            blocked: document.blocked,
         })
     };
     read().map_err(|Unreadable| Error::Corrupt { what: "lane" })
@@ -712,9 +716,13 @@ struct ShownLaneDocument {
     tenant_bucket_full_at_ns: Option<i64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     retries_from_ms: Option<i64>,
+    #[serde(default)]
+    is_short_of_tokens: bool,
     has_slot: bool,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     in_flight: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    blocked: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]

@@ -13,6 +13,8 @@ pub struct Examined {
     pub master_key: MasterKeyFit,
     /// How far the clock of this machine is off from the database's, where that has one of its own.
     pub clock_skew: Option<Duration>,
+    /// By how much the clock of this machine has jumped ahead, if a server has seen that and does not believe it.
+    pub clock_jumped_by: Option<Duration>,
     /// A server was killed, and what it wrote last is in a log that is read by the next: what is told here may be older.
     pub has_unread_log: bool,
     pub troubles: Vec<String>,

@@ -45,6 +45,7 @@ use posthaste_core::time::Timestamp;
 
 pub use accepting::{DEFAULT_TENANT, Draft, Refused, check_tenant};
 pub use backlog::{Backlog, BacklogQuery, LaneBacklog, Waiting, Whose};
+pub use clock::{ClockSource, ClockStatus, SystemClock};
 pub use cluster::{Claimed, Epoch, HandedOver, LEASE, LeaveAlone, NodeId, PARTITIONS, Partition, partition_of};
 pub use commands::{Asked, COMMAND_MAX, Command, Commanded, Commands};
 pub use commits::Commits;
@@ -62,10 +63,10 @@ pub use housekeeping::{Housekeeping, Overdue, OverdueReason, SweptAway};
 pub use options::Options;
 pub use postgres::{Postgres, read_url as read_postgres_url, sentence as postgres_sentence};
 pub use publishing::{NewEvent, Published};
-pub use replays::{NewReplay, ReplayFilter, ReplayRow, ReplayState};
+pub use replays::{NewReplay, ReplayCount, ReplayFilter, ReplayRow, ReplayState, Skipped};
 pub use sealed::{Keyring, MasterKey, MasterKeyError};
 pub use sqlite::Sqlite;
-pub use statistics::{Counts, MINUTES_KEPT, Minute, StatisticsQuery, StatisticsStep};
+pub use statistics::{Counts, MINUTES_KEPT, StatisticsQuery, StatisticsStep};
 
 /// What a verb will answer.
 pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
@@ -76,8 +77,11 @@ pub trait Store: fmt::Debug + Send + Sync {
 
     /// What time it is. Never backwards within a process.
     fn now(&self) -> Timestamp;
-    /// What the wall clock shows, for signatures: it may jump.
+    /// What time it is for receivers, who compare signatures with it: the database's where that has a clock, else the wall clock's.
+    /// It may jump.
     fn wall_clock(&self) -> Timestamp;
+    /// Whether the wall clock can be believed.
+    fn clock_status(&self) -> ClockStatus;
     /// Whether other processes may write here too. Where not, nobody can take over, and all news is our own.
     fn is_shared(&self) -> bool;
     /// The raw material of a new id.
@@ -124,8 +128,9 @@ pub trait Store: fmt::Debug + Send + Sync {
 
     /// Endpoints that have something unfinished, in the order of their ids; found without reading the backlog.
     fn work(&self, after: Option<EndpointId>, limit: usize) -> Answer<'_, Vec<EndpointId>>;
-    /// Endpoints that were given something since `after`, and the last row there is.
-    fn sweep(&self, after: Seq) -> Answer<'_, Swept>;
+    /// Endpoints with something that waits among the first `limit` rows after `after`. Looks at no more rows than that, so that
+    /// a scan of a large table is many short reads.
+    fn sweep(&self, after: Seq, limit: usize) -> Answer<'_, Swept>;
     /// What an owner has to know about these endpoints; in any order, deleted ones too, without those that never were.
     fn take_up(&self, endpoints: Vec<EndpointId>) -> Answer<'_, Vec<TakenUp>>;
     /// The next rows of these queues of lanes; one answer for each, in the order asked.
@@ -155,8 +160,9 @@ pub trait Store: fmt::Debug + Send + Sync {
 
     // Statistics.
 
-    /// Adds to the counts of endpoints per minute, all or none.
-    fn count(&self, minutes: Vec<Minute>) -> Answer<'_, ()>;
+    /// Adds some attempts that were recorded and not counted yet to the counts per minute, each exactly once, whoever asks and whatever dies in
+    /// between. Answers whether there are more.
+    fn count(&self) -> Answer<'_, bool>;
     /// Sums of them, by steps of time, the oldest first; without steps in which nothing was counted.
     fn statistics(&self, query: StatisticsQuery) -> Answer<'_, Vec<StatisticsStep>>;
     /// What waits, counted over a bounded number of rows.
@@ -184,8 +190,8 @@ pub trait Store: fmt::Debug + Send + Sync {
 
     /// Starts a replay: its rows are made by [`Store::step_replay`].
     fn create_replay(&self, replay: NewReplay, audit: Audit) -> Answer<'_, ReplayRow>;
-    /// How many rows a replay would make.
-    fn count_replay(&self, filter: ReplayFilter) -> Answer<'_, u64>;
+    /// What a replay would do if it were requested now.
+    fn count_replay(&self, filter: ReplayFilter) -> Answer<'_, ReplayCount>;
     fn replay(&self, id: ReplayId) -> Answer<'_, Option<ReplayRow>>;
     /// Newest first.
     fn replays(&self, tenant: Option<TenantId>, before: Option<ReplayId>, limit: usize) -> Answer<'_, Vec<ReplayRow>>;
@@ -219,8 +225,12 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Takes partitions that nobody owns, or whose owner's lease has ended, up to `share` in all, and raises their epochs.
     /// Answers all that the node owns then, and what earlier owners may still record.
     fn claim(&self, node: NodeId, share: usize) -> Answer<'_, Result<Claimed, Refusal>>;
-    /// Gives partitions up. What is named is left alone by the next owner until then, and may be recorded under the old epoch.
+    /// Gives partitions up. What is named is left alone by the next owner until then, and may be recorded under the old epoch,
+    /// unless its attempt has been recorded already, or it does not wait any more.
     fn hand_over(&self, node: NodeId, partitions: Vec<Partition>, in_flight: Vec<HandedOver>) -> Answer<'_, ()>;
+    /// Which of these deliveries an earlier owner may still record: those that were handed over, still wait and whose time has
+    /// not passed. In no order.
+    fn handed_over_left(&self, deliveries: Vec<Seq>) -> Answer<'_, Vec<Seq>>;
     /// Nodes whose lease has not ended.
     fn nodes(&self) -> Answer<'_, Vec<NodeId>>;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use posthaste_core::endpoint::Policies;
 
-use crate::{Commits, Keyring};
+use crate::{ClockSource, Commits, Keyring, SystemClock};
 
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -18,6 +18,8 @@ pub struct Options {
     pub commit_queue_bytes_max: usize,
     /// Counts them; whoever wants to see it keeps a handle.
     pub commits: Arc<Commits>,
+    /// The clocks of this machine, unless a test has its own.
+    pub clock: Arc<dyn ClockSource>,
 }
 
 impl Options {
@@ -28,6 +30,7 @@ impl Options {
             idempotency_keys_kept: Duration::from_hours(24),
             commit_queue_bytes_max: 32 * 1024 * 1024,
             commits: Arc::default(),
+            clock: Arc::new(SystemClock::default()),
         }
     }
 }

@@ -9,6 +9,13 @@ use serde::{Deserialize, Serialize};
 use crate::columns::{corrupt, named};
 use crate::{DeliveryRow, Error, StatusFilter};
 
+/// How many rows one step goes over.
+pub(crate) const SCAN_ROWS: usize = 2_000;
+/// How many of them at one endpoint, so that one with a long history leaves time for the others.
+pub(crate) const ROWS_PER_ENDPOINT: usize = 500;
+/// How many endpoints one step looks at; the others come first in the next.
+pub(crate) const ENDPOINTS_PER_STEP: usize = 64;
+
 /// Which deliveries are made again. Everything that is said has to hold.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct ReplayFilter {
@@ -65,10 +72,161 @@ pub struct ReplayRow {
     pub requested_by: String,
     pub rate_per_minute: u32,
     pub state: ReplayState,
+    /// `created + skipped + remaining`, at any time.
     pub matched: u64,
     pub created: u64,
+    pub skipped: Skipped,
     pub created_at: Timestamp,
     pub ended_at: Option<Timestamp>,
+}
+
+impl ReplayRow {
+    /// What it has still to look at; of a cancelled replay, what it never came to.
+    pub fn remaining(&self) -> u64 {
+        self.matched.saturating_sub(self.created + self.skipped.total())
+    }
+}
+
+/// How many matching rows were not made again, by reason.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Skipped {
+    /// The payload is gone: erased, damaged, or past its retention.
+    pub erased: u64,
+    /// Another replay or a retry made the row again first.
+    pub already_redelivered: u64,
+    /// The endpoint was deleted or disabled, or no longer subscribes to the type.
+    pub unsubscribed: u64,
+}
+
+impl Skipped {
+    pub fn total(&self) -> u64 {
+        self.erased + self.already_redelivered + self.unsubscribed
+    }
+
+    pub(crate) fn add(&mut self, reason: SkipReason) {
+        self.add_many(reason, 1);
+    }
+
+    fn add_all(&mut self, other: &Skipped) {
+        self.erased += other.erased;
+        self.already_redelivered += other.already_redelivered;
+        self.unsubscribed += other.unsubscribed;
+    }
+
+    fn add_many(&mut self, reason: SkipReason, count: u64) {
+        *match reason {
+            SkipReason::Erased => &mut self.erased,
+            SkipReason::AlreadyRedelivered => &mut self.already_redelivered,
+            SkipReason::Unsubscribed => &mut self.unsubscribed,
+        } += count;
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum SkipReason {
+    Erased,
+    AlreadyRedelivered,
+    Unsubscribed,
+}
+
+/// What a replay would do if it were requested now.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct ReplayCount {
+    pub matched: u64,
+    pub skipped: Skipped,
+}
+
+impl ReplayCount {
+    /// How many deliveries it would make.
+    pub fn remaining(&self) -> u64 {
+        self.matched.saturating_sub(self.skipped.total())
+    }
+
+    pub(crate) fn add(&mut self, other: &ReplayCount) {
+        self.matched += other.matched;
+        self.skipped.add_all(&other.skipped);
+    }
+}
+
+/// Which rows can be part of a replay. Taken once, before the matching rows are counted, so that the count and every later
+/// step speak of the same rows.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bounds {
+    /// Deliveries that end later are not part of it.
+    pub(crate) as_of: Timestamp,
+    /// The newest row that can be: a delivery, or with `missing` an event.
+    pub(crate) up_to: i64,
+    /// The newest delivery. A row that is repeated by a newer one was repeated meanwhile.
+    pub(crate) last_delivery: i64,
+}
+
+impl Bounds {
+    /// What a row's successor means: none, one that keeps the row from matching, or one that came first.
+    pub(crate) fn successor(&self, successor: Option<i64>) -> Successor {
+        match successor {
+            None => Successor::None,
+            Some(seq) if seq <= self.last_delivery => Successor::Before,
+            Some(_) => Successor::Meanwhile,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Successor {
+    None,
+    /// Made before the replay was requested: the row does not match.
+    Before,
+    /// Made since: the row matches and is skipped.
+    Meanwhile,
+}
+
+/// What is to be done with a row that a look went over.
+#[derive(Debug)]
+pub(crate) enum Found<T> {
+    NotMatched,
+    Skipped(SkipReason),
+    Make(T),
+}
+
+impl<T> Found<T> {
+    pub(crate) fn count_in(&self, count: &mut ReplayCount) {
+        match self {
+            Found::NotMatched => {}
+            Found::Skipped(reason) => {
+                count.matched += 1;
+                count.skipped.add(*reason);
+            }
+            Found::Make(_) => count.matched += 1,
+        }
+    }
+}
+
+/// What one step has done.
+#[derive(Clone, Copy, Default, Debug)]
+pub(crate) struct Stepped {
+    pub(crate) created: u64,
+    pub(crate) skipped: Skipped,
+    /// Every endpoint is done.
+    pub(crate) is_done: bool,
+}
+
+impl ReplayRow {
+    /// The books after a step. They balance at any time: a row that was not counted raises `matched`, and one that was
+    /// counted and is not found any more counts as skipped when the replay ends.
+    pub(crate) fn after(&self, step: &Stepped) -> ReplayRow {
+        let mut after = self.clone();
+        after.created += step.created;
+        after.skipped.add_all(&step.skipped);
+        after.matched = after.matched.max(after.created + after.skipped.total());
+        if step.is_done {
+            // Deliveries go with their payload. What an endpoint has missed depends on what it subscribes to.
+            let reason = if after.filter.missing { SkipReason::Unsubscribed } else { SkipReason::Erased };
+            let lost = after.remaining();
+            after.skipped.add_many(reason, lost);
+            after.state = ReplayState::Done;
+        }
+        after
+    }
 }
 
 /// A filter, as a column keeps it.
@@ -114,15 +272,15 @@ impl ReplayFilter {
         })
     }
 
-    /// Whether a delivery is made again: it has ended, and nothing has been made of it yet.
-    pub(crate) fn covers(&self, row: &DeliveryRow) -> bool {
-        let status = match row.state {
+    /// Whether a delivery is what is asked for: it had ended by then. Whether it can be made again is another question.
+    pub(crate) fn covers(&self, row: &DeliveryRow, as_of: Timestamp) -> bool {
+        let (status, ended_at) = match row.state {
             State::Waiting { .. } => return false,
-            State::Delivered { .. } => StatusFilter::Delivered,
-            State::Dead { .. } => StatusFilter::Dead,
-            State::Cancelled { .. } => StatusFilter::Cancelled,
+            State::Delivered { at } => (StatusFilter::Delivered, at),
+            State::Dead { at, .. } => (StatusFilter::Dead, at),
+            State::Cancelled { at, .. } => (StatusFilter::Cancelled, at),
         };
-        row.replayed_as.is_none()
+        ended_at <= as_of
             && self.tenant.as_ref().is_none_or(|tenant| *tenant == row.tenant)
             && self.endpoint.is_none_or(|endpoint| endpoint == row.endpoint)
             && self.event_types.covers_or_is_empty(&row.event_type)

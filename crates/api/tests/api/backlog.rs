@@ -53,7 +53,9 @@ async fn what_waits_is_counted_by_why(server: Server) {
         timeout: Adaptive::default(),
         in_flight: vec![flying.id],
         retries_from: None,
+        is_short_of_tokens: false,
         has_slot: true,
+        blocked: None,
     };
     server.store.show_lanes(vec![lane]).await.unwrap();
     let backlog = server.get("/v1/stats").await.expect(200)["backlog"].clone();

@@ -31,6 +31,7 @@ mod documents;
 mod endpoints;
 mod events;
 mod generated;
+mod hanging;
 mod hostile;
 mod metrics;
 mod owner;

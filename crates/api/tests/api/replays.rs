@@ -19,7 +19,8 @@ async fn a_replay_is_counted_started_read_and_cancelled() {
     let body =
         |more: &str| format!(r#"{{"endpoint": "{}", "status": ["dead"], "reason": "it was down"{more}}}"#, text(&endpoint["id"]));
     let dry = server.post("/v1/replays", body(r#", "dry_run": true"#)).await.expect(200);
-    assert_eq!(dry, json!({"matched": 2}));
+    let skipped = json!({"erased": 0, "already_redelivered": 0, "unsubscribed": 0});
+    assert_eq!(dry, json!({"matched": 2, "skipped": skipped, "remaining": 2}));
     let made = server.call_with(ADMIN, "POST", "/v1/replays", &[("idempotency-key", "r1")], body("")).await.expect(202);
     assert_eq!((&made["state"], &made["tenant"], &made["created"]), (&"running".into(), &"acme".into(), &0.into()));
     assert_eq!(
@@ -34,6 +35,7 @@ async fn a_replay_is_counted_started_read_and_cancelled() {
     server.store.step_replay(id, 1, 100).await.unwrap().unwrap();
     let read = server.get(&path("replays", &made)).await.expect(200);
     assert_eq!((&read["matched"], &read["created"]), (&2.into(), &1.into()));
+    assert_eq!((&read["skipped"], &read["remaining"]), (&skipped, &1.into()));
     let of_replay = server.get("/v1/deliveries?tenant=acme").await.expect(200);
     assert_eq!(of_replay["data"][0]["replay"], made["id"]);
     let cancelled = server.post(&format!("{}/cancel", path("replays", &made)), "").await.expect(200);
@@ -42,6 +44,39 @@ async fn a_replay_is_counted_started_read_and_cancelled() {
     assert_eq!(server.get("/v1/replays?tenant=acme").await.expect(200)["data"].as_array().unwrap().len(), 1);
     let audit = server.get("/v1/audit?tenant=acme").await.expect(200);
     assert_eq!(audit["data"][0]["action"], "replay.cancel");
+}
+
+#[tokio::test]
+async fn i17_the_books_of_a_replay_name_what_it_skipped() {
+    let server = Server::new("replays-skipped");
+    server.endpoint(r#"{"url": "http://127.0.0.1:8080/", "tenant": "acme"}"#).await;
+    for n in 0..3 {
+        server.post("/v1/events", format!(r#"{{"type": "a", "tenant": "acme", "data": {n}}}"#)).await.expect(202);
+    }
+    let owner = Owner::of(&server.store).await;
+    let rows = server.deliveries().await;
+    for row in &rows {
+        owner.attempt(row, 404).await;
+    }
+    let body = r#"{"tenant": "acme", "reason": "it was down"}"#;
+    let made = server.post("/v1/replays", body).await.expect(202);
+    server.post(&format!("/v1/deliveries/{}/retry", rows[0].id), "").await.expect(202);
+    let audit = posthaste_store::Audit {
+        actor: "x".to_owned(),
+        address: None,
+        action: "erase".to_owned(),
+        subject: "x".to_owned(),
+        tenant: None,
+        before: None,
+        after: None,
+    };
+    server.store.erase(None, rows[1].event.clone(), audit).await.unwrap();
+    let id = posthaste_core::id::ReplayId::parse(&text(&made["id"])).unwrap();
+    server.store.step_replay(id, 10, 100).await.unwrap().unwrap();
+    let read = server.get(&path("replays", &made)).await.expect(200);
+    let skipped = json!({"erased": 1, "already_redelivered": 1, "unsubscribed": 0});
+    assert_eq!((&read["state"], &read["matched"], &read["created"]), (&"done".into(), &3.into(), &1.into()));
+    assert_eq!((&read["skipped"], &read["remaining"]), (&skipped, &0.into()));
 }
 
 #[tokio::test]

@@ -8,7 +8,9 @@ use http::{HeaderMap, Request, StatusCode};
 use posthaste_api::Options;
 use posthaste_core::destination::Policy;
 use posthaste_metrics::Metrics;
-use posthaste_store::{DeliveryQuery, DeliveryRow, Keyring, MasterKey, Options as StoreOptions, Postgres, Sqlite, Store};
+use posthaste_store::{
+    ClockSource, DeliveryQuery, DeliveryRow, Keyring, MasterKey, Options as StoreOptions, Postgres, Sqlite, Store, SystemClock,
+};
 use serde_json::Value;
 use tower::ServiceExt;
 
@@ -18,7 +20,7 @@ pub(crate) struct Server {
     /// Removed with it.
     directory: Option<PathBuf>,
     /// Stops when it is dropped.
-    _database: Option<Box<posthaste_testpg::Server>>,
+    database: Option<Box<posthaste_testpg::Server>>,
     pub(crate) router: axum::Router,
     pub(crate) store: Arc<dyn Store>,
 }
@@ -75,7 +77,7 @@ impl Server {
         let store: Arc<dyn Store> = Arc::new(Sqlite::open(&directory, store_options).unwrap());
         Server {
             directory: Some(directory),
-            _database: None,
+            database: None,
             router: posthaste_api::router(Arc::clone(&store), options, ADMIN),
             store,
         }
@@ -83,11 +85,24 @@ impl Server {
 
     /// The same on PostgreSQL, in a server of its own.
     pub(crate) async fn on_postgres() -> Server {
+        Server::on_postgres_with(options()).await
+    }
+
+    pub(crate) async fn on_postgres_with(options: Options) -> Server {
+        Server::on_postgres_with_clock(options, Arc::new(SystemClock::default())).await
+    }
+
+    pub(crate) async fn on_postgres_with_clock(options: Options, clock: Arc<dyn ClockSource>) -> Server {
         let database = posthaste_testpg::Server::start();
-        let store_options = StoreOptions::new(Keyring::new(MasterKey::generate(), vec![]));
+        let store_options = StoreOptions { clock, ..StoreOptions::new(Keyring::new(MasterKey::generate(), vec![])) };
         let store: Arc<dyn Store> = Arc::new(Postgres::connect(&database.url(), store_options).await.unwrap());
-        let router = posthaste_api::router(Arc::clone(&store), options(), ADMIN);
-        Server { directory: None, _database: Some(Box::new(database)), router, store }
+        let router = posthaste_api::router(Arc::clone(&store), options, ADMIN);
+        Server { directory: None, database: Some(Box::new(database)), router, store }
+    }
+
+    /// Of one on PostgreSQL.
+    pub(crate) fn database(&self) -> &posthaste_testpg::Server {
+        self.database.as_ref().expect("it is on PostgreSQL")
     }
 
     pub(crate) async fn deliveries(&self) -> Vec<DeliveryRow> {

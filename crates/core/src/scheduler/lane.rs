@@ -16,7 +16,7 @@ use crate::text::OrderingKey;
 use crate::time::Timestamp;
 
 use super::line::Line;
-use super::window::{Class, Entry, Place, Window};
+use super::window::{Class, Entry, Place, Want, Window};
 
 /// What is said about an endpoint, as far as scheduling has to know it.
 #[derive(Clone, PartialEq, Debug)]
@@ -113,13 +113,18 @@ pub(super) struct Lane {
     phase: Option<Phase>,
     /// Where it stands with its tenant.
     pub(super) is_queued: bool,
+    /// Its entry among the wake-ups; it may be woken for nothing.
     pub(super) wakes_at: Option<Timestamp>,
+    /// The same for what it leaves alone.
+    pub(super) elsewhere_wakes_at: Option<Timestamp>,
     /// Since when the store has not answered a read, if one is under way.
     pub(super) reads_since: Option<Timestamp>,
     /// When something of it was last begun or ended.
     pub(super) moved_at: Timestamp,
     /// The token that it waits for: a wait is counted once.
     waits_for_token_at: Option<Timestamp>,
+    /// At its last turn it had something to send and no token for it.
+    pub(super) is_short_of_tokens: bool,
     /// Waits for tokens that nobody has been told of yet.
     pub(super) token_waits: TokenWaits,
     /// How long the present quiet time is, and when it ends.
@@ -216,9 +221,11 @@ impl Lane {
             phase: None,
             is_queued: false,
             wakes_at: None,
+            elsewhere_wakes_at: None,
             reads_since: None,
             moved_at: Timestamp::from_millis(0),
             waits_for_token_at: None,
+            is_short_of_tokens: false,
             token_waits: TokenWaits::default(),
             quiet_length: None,
         }
@@ -277,6 +284,13 @@ impl Lane {
         Some(length)
     }
 
+    /// What should be read from the store before its turn. Moves what has become due to where [`Lane::turn`] looks.
+    pub(super) fn wants(&mut self, now: Timestamp, low_water: usize) -> Vec<Want> {
+        let rest_may_go = !self.is_quiet(now);
+        self.window.ripen(now, rest_may_go);
+        self.window.wants(low_water, rest_may_go)
+    }
+
     /// What to do now. `retries_from` is when second and later tries may go, if not now.
     pub(super) fn turn(&mut self, now: Timestamp, retries_from: Option<Timestamp>) -> Turn {
         match self.config.status.at(now) {
@@ -292,7 +306,6 @@ impl Lane {
         if self.window.is_blind() {
             return Turn::Wait { until: None };
         }
-        self.window.ripen(now);
         let quiet_until = match self.phase(now) {
             Phase::Open { .. } => None,
             Phase::Quiet { until } if plant::is(Plant::QuietHoursEndEarly) => {
@@ -320,7 +333,8 @@ impl Lane {
             Permission::AwaitProbe => return Turn::Wait { until: None },
         };
         let Some(place) = place else {
-            let later = [self.window.next_due(), quiet_until, retries_from].into_iter().flatten().filter(|at| now < *at).min();
+            self.is_short_of_tokens = false;
+            let later = [self.window.next_due(now), quiet_until, retries_from].into_iter().flatten().filter(|at| now < *at).min();
             return Turn::Wait { until: later };
         };
         // What has expired, or is not wanted any more, costs no token. What is held longer ends by housekeeping.
@@ -332,6 +346,7 @@ impl Lane {
             let is_free = plant::is(Plant::NoTokenForRetries) && self.window.get(place).attempts > 0;
             if now < ready && !is_free {
                 let ready = if plant::is(Plant::TokensComeLate) { ready + Duration::from_mins(5) } else { ready };
+                self.is_short_of_tokens = true;
                 if self.waits_for_token_at.replace(ready) != Some(ready) {
                     self.token_waits.add(ready.since(now));
                 }

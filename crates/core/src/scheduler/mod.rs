@@ -14,10 +14,10 @@
 mod lane;
 mod line;
 mod survey;
+mod wake_ups;
 mod window;
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use crate::admission::LaneFacts;
@@ -30,6 +30,7 @@ use crate::text::OrderingKey;
 use crate::time::Timestamp;
 
 use lane::{Elsewhere, Flight, Lane, Stage, Turn};
+use wake_ups::{Sleeper, WakeUps};
 use window::Window;
 
 pub use lane::{Decision, LaneConfig, LaneMemory, TokenWaits};
@@ -84,7 +85,9 @@ pub enum Backlog {
 #[derive(Clone, Debug)]
 pub struct Scheduler {
     limits: Limits,
+    /// Those that were forgotten leave their place to the next.
     tenants: Vec<Tenant>,
+    free_tenants: Vec<usize>,
     tenant_numbers: BTreeMap<TenantId, usize>,
     lanes: Vec<Option<Lane>>,
     lane_numbers: LaneNumbers,
@@ -94,7 +97,7 @@ pub struct Scheduler {
     ring: VecDeque<usize>,
     /// Tenants that wait for slots: how many have to be free.
     slot_waiters: BTreeSet<(u32, usize)>,
-    wakes: BinaryHeap<Reverse<(Timestamp, Sleeper)>>,
+    wake_ups: WakeUps,
     retry_bucket: Bucket,
     reads: VecDeque<Command>,
     token_waits: TokenWaits,
@@ -132,6 +135,8 @@ impl Hasher for IdHasher {
 struct Tenant {
     config: TenantConfig,
     bucket: Bucket,
+    /// How many lanes there are of it.
+    lanes: usize,
     in_flight: u32,
     /// Lanes that may have something to send, in turn.
     ready: VecDeque<usize>,
@@ -140,15 +145,10 @@ struct Tenant {
     /// What is left of its turn.
     deficit: u32,
     is_in_ring: bool,
+    /// At its last turn it had something to send and no token for it.
+    is_short_of_tokens: bool,
+    /// Its entry among the wake-ups; it may be woken for nothing.
     wakes_at: Option<Timestamp>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Sleeper {
-    Lane(usize),
-    Tenant(usize),
-    /// Of a lane: what an owner before should have recorded by then.
-    Elsewhere(usize),
 }
 
 impl Scheduler {
@@ -157,6 +157,7 @@ impl Scheduler {
         Scheduler {
             limits,
             tenants: Vec::new(),
+            free_tenants: Vec::new(),
             tenant_numbers: BTreeMap::new(),
             lanes: Vec::new(),
             lane_numbers: LaneNumbers::default(),
@@ -164,7 +165,7 @@ impl Scheduler {
             in_flight: 0,
             ring: VecDeque::new(),
             slot_waiters: BTreeSet::new(),
-            wakes: BinaryHeap::new(),
+            wake_ups: WakeUps::default(),
             retry_bucket: limits.retries.map_or(Bucket::full(), |limit| Bucket::empty(now, limit)),
             reads: VecDeque::new(),
             token_waits: TokenWaits::default(),
@@ -180,17 +181,42 @@ impl Scheduler {
             self.enter_ring(number);
             return;
         }
-        self.tenant_numbers.insert(id.clone(), self.tenants.len());
-        self.tenants.push(Tenant {
+        let tenant = Tenant {
             config,
             bucket,
+            lanes: 0,
             in_flight: 0,
             ready: VecDeque::new(),
             slot_waiters: BTreeSet::new(),
             deficit: 0,
             is_in_ring: false,
+            is_short_of_tokens: false,
             wakes_at: None,
-        });
+        };
+        let number = if let Some(number) = self.free_tenants.pop() {
+            self.tenants[number] = tenant;
+            number
+        } else {
+            self.tenants.push(tenant);
+            self.tenants.len() - 1
+        };
+        self.tenant_numbers.insert(id.clone(), number);
+    }
+
+    /// Forgets a tenant that has no lane and whose bucket is full, so that nothing about it has to be remembered. Returns
+    /// whether it is unknown now.
+    pub fn forget_tenant(&mut self, now: Timestamp, id: &TenantId) -> bool {
+        let Some(number) = self.tenant_numbers.get(id).copied() else { return true };
+        let tenant = &mut self.tenants[number];
+        let has_spent = tenant.config.rate_limit.is_some_and(|limit| !tenant.bucket.is_full(now, limit));
+        if tenant.lanes > 0 || tenant.in_flight > 0 || tenant.is_in_ring || has_spent {
+            return false;
+        }
+        self.wake_ups.set(Sleeper::Tenant(number), &mut tenant.wakes_at, None);
+        self.slot_waiters.retain(|(_, waiter)| *waiter != number);
+        self.tenant_numbers.remove(id);
+        self.free_tenants.push(number);
+        true
     }
 
     /// Takes a tenant from another owner, with what is known of its tokens.
@@ -224,6 +250,7 @@ impl Scheduler {
             Backlog::None => Window::empty(self.limits.window),
             Backlog::Unknown => Window::new(self.limits.window),
         };
+        self.tenants[tenant].lanes += 1;
         let lane = Lane::new(endpoint, tenant, config, memory, window);
         let number = self.free_numbers.pop().unwrap_or_else(|| {
             self.lanes.push(None);
@@ -252,6 +279,13 @@ impl Scheduler {
         }
         self.lane_mut(number).window.offer(entry);
         self.enqueue(number);
+    }
+
+    /// Rows up to this one have been read before this lane was made: only a read brings them from here on.
+    pub fn rows_seen(&mut self, endpoint: EndpointId, seq: Seq) {
+        if let Some(number) = self.lane_numbers.get(&endpoint).copied() {
+            self.lane_mut(number).window.rows_seen(seq);
+        }
     }
 
     /// There may be rows in the store that this lane has not seen.
@@ -306,14 +340,15 @@ impl Scheduler {
             if let Some(limit) = tenant.config.rate_limit.filter(|_| !plant::is(Plant::TenantBucketIgnored)) {
                 let ready = tenant.bucket.ready_at(now, limit, 1);
                 if now < ready {
+                    tenant.is_short_of_tokens = true;
                     self.token_waits.add(ready.since(now));
-                    tenant.wakes_at = Some(ready);
-                    self.wakes.push(Reverse((ready, Sleeper::Tenant(tenant_number))));
+                    self.wake_ups.set(Sleeper::Tenant(tenant_number), &mut tenant.wakes_at, Some(ready));
                     self.leave_ring();
                     continue;
                 }
             }
             let Some(number) = tenant.ready.pop_front() else {
+                tenant.is_short_of_tokens = false;
                 self.leave_ring();
                 continue;
             };
@@ -342,7 +377,7 @@ impl Scheduler {
             self.park(now, number, None);
             return None;
         }
-        let wants = lane.window.wants(limits.low_water);
+        let wants = lane.wants(now, limits.low_water);
         let limit = limits.window + lane.flights.len() + lane.elsewhere.len();
         if !wants.is_empty() {
             lane.reads_since.get_or_insert(now);
@@ -482,7 +517,7 @@ impl Scheduler {
         let tenant = lane.tenant;
         self.tenants[tenant].in_flight += 1;
         self.in_flight += 1;
-        self.wakes.push(Reverse((until, Sleeper::Elsewhere(number))));
+        self.wake_for_elsewhere(number);
         self.enqueue(number);
     }
 
@@ -549,6 +584,7 @@ impl Scheduler {
             schedule: lane.config.schedule.as_ref(),
             rate_limit: lane.config.rate_limit.map(|limit| (limit, lane.memory.bucket)),
             tenant_rate_limit: tenant.config.rate_limit.map(|limit| (limit, tenant.bucket)),
+            is_short_of_tokens: lane.is_short_of_tokens || lane.is_queued && tenant.is_short_of_tokens,
             held_until: lane.memory.held_until,
             retries_from: self.limits.retries.map(|limit| self.retry_bucket.ready_at(now, limit, 1)),
             has_slot: free > 0
@@ -560,7 +596,25 @@ impl Scheduler {
 
     /// When to ask again, if nothing else happens.
     pub fn wake_at(&self) -> Option<Timestamp> {
-        self.wakes.peek().map(|Reverse((at, _))| *at)
+        self.wake_ups.first_at()
+    }
+
+    /// How many wake-ups are kept: at most one for each lane and each tenant, and one more for a lane that leaves alone
+    /// what its owner before has in flight.
+    pub fn wake_up_count(&self) -> usize {
+        self.wake_ups.len()
+    }
+
+    /// Whether everything that is kept of lanes has a bound that does not depend on how much waits.
+    pub fn is_bounded(&self) -> bool {
+        let lanes = self.lanes.iter().flatten();
+        let left_alone = lanes.clone().filter(|lane| lane.elsewhere_wakes_at.is_some()).count();
+        let wake_ups_max = self.lane_numbers.len() + self.tenant_numbers.len() + left_alone;
+        self.wake_ups.len() <= wake_ups_max && lanes.into_iter().all(|lane| lane.window.is_bounded())
+    }
+
+    pub fn tenant_count(&self) -> usize {
+        self.tenant_numbers.len()
     }
 
     pub fn in_flight(&self) -> u32 {
@@ -616,7 +670,6 @@ impl Scheduler {
         let Some(lane) = self.lanes[number].as_mut() else { return };
         if !lane.is_queued {
             lane.is_queued = true;
-            lane.wakes_at = None;
             let tenant = lane.tenant;
             self.tenants[tenant].ready.push_back(number);
             self.enter_ring(tenant);
@@ -628,7 +681,6 @@ impl Scheduler {
         if !tenant.is_in_ring && !tenant.ready.is_empty() {
             tenant.is_in_ring = true;
             tenant.deficit = 0;
-            tenant.wakes_at = None;
             self.ring.push_back(tenant_number);
         }
     }
@@ -642,37 +694,47 @@ impl Scheduler {
     fn park(&mut self, now: Timestamp, number: usize, until: Option<Timestamp>) {
         let lane = self.lanes[number].as_mut().expect("a lane");
         if lane.can_be_forgotten(now) {
+            self.wake_ups.set(Sleeper::Lane(number), &mut lane.wakes_at, None);
+            self.wake_ups.set(Sleeper::Elsewhere(number), &mut lane.elsewhere_wakes_at, None);
+            self.tenants[lane.tenant].lanes -= 1;
             self.lane_numbers.remove(&lane.endpoint);
             self.lanes[number] = None;
             self.free_numbers.push(number);
             return;
         }
-        lane.wakes_at = until;
-        if let Some(until) = until.filter(|_| !plant::is(Plant::WakeForgotten)) {
-            self.wakes.push(Reverse((until, Sleeper::Lane(number))));
-        }
+        let until = until.filter(|_| !plant::is(Plant::WakeForgotten));
+        self.wake_ups.set(Sleeper::Lane(number), &mut lane.wakes_at, until);
     }
 
     fn wake(&mut self, now: Timestamp) {
-        while let Some(Reverse((at, sleeper))) = self.wakes.peek().copied() {
-            if at > now {
-                break;
-            }
-            self.wakes.pop();
+        while let Some(sleeper) = self.wake_ups.pop_due(now) {
             match sleeper {
                 Sleeper::Lane(number) => {
-                    if self.lanes[number].as_ref().is_some_and(|lane| lane.wakes_at == Some(at)) {
-                        self.enqueue(number);
+                    // (A planted bug leaves entries of lanes that are gone.)
+                    if let Some(lane) = &mut self.lanes[number] {
+                        lane.wakes_at = None;
+                    }
+                    self.enqueue(number);
+                }
+                Sleeper::Elsewhere(number) => {
+                    if let Some(lane) = &mut self.lanes[number] {
+                        lane.elsewhere_wakes_at = None;
+                        self.give_up_waiting(now, number);
                     }
                 }
-                Sleeper::Elsewhere(number) => self.give_up_waiting(now, number),
                 Sleeper::Tenant(number) => {
-                    if self.tenants[number].wakes_at == Some(at) {
-                        self.enter_ring(number);
-                    }
+                    self.tenants[number].wakes_at = None;
+                    self.enter_ring(number);
                 }
             }
         }
+    }
+
+    /// Wakes a lane when the first of what it leaves alone is overdue.
+    fn wake_for_elsewhere(&mut self, number: usize) {
+        let lane = self.lanes[number].as_mut().expect("a number in use");
+        let first = lane.elsewhere.values().map(|elsewhere| elsewhere.until).min();
+        self.wake_ups.set(Sleeper::Elsewhere(number), &mut lane.elsewhere_wakes_at, first);
     }
 
     /// What the owner before has not recorded in time is ours.
@@ -682,6 +744,7 @@ impl Scheduler {
         for delivery in lane.overdue_elsewhere(now) {
             self.recorded_elsewhere(endpoint, delivery);
         }
+        self.wake_for_elsewhere(number);
     }
 
     fn number(&self, endpoint: EndpointId) -> usize {

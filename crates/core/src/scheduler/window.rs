@@ -108,6 +108,9 @@ pub enum Want {
     Head(OrderingKey),
 }
 
+/// How much may leave a lane while a read is under way, for each row that a queue holds.
+const GONE_PER_ROW_MAX: usize = 4;
+
 /// Rows by age or by turn.
 type Rows = Line<(Timestamp, Seq), Box<Entry>>;
 
@@ -119,16 +122,11 @@ pub(super) struct Window {
     classes: [Option<Box<ClassWindow>>; 3],
     /// Heads that are not yet due.
     keyed_waiting: Rows,
-    /// The keys whose head is in memory.
-    heads: BTreeSet<OrderingKey>,
+    /// The keys whose head is in memory, and its number.
+    heads: BTreeMap<OrderingKey, Seq>,
     /// Keys of which a delivery is on its way or not yet recorded.
     busy_keys: BTreeSet<OrderingKey>,
-    heads_more: bool,
-    /// The scan has to begin anew; only a read that is asked for later than this knows.
-    heads_unread: Option<u64>,
-    heads_after: Option<OrderingKey>,
-    /// When a head that did not fit will be due: then the scan begins anew.
-    heads_again_at: Option<Timestamp>,
+    scan: KeyScan,
     /// Keys whose head is to be read.
     heads_wanted: BTreeSet<OrderingKey>,
     /// Reads under way, each with the number it was asked under.
@@ -156,12 +154,79 @@ struct ClassWindow {
     fresh_seen: Option<Seq>,
     /// Of *later* and *keyed*: due, and in the order in which they go.
     ripe: Rows,
+    /// How many of `ripe` are heads of keys.
+    ripe_heads: usize,
     later_waiting: Rows,
     /// In memory, ripe or waiting.
     later_count: usize,
     later_more: bool,
     later_unread: Option<u64>,
     later_seen: Option<Seq>,
+}
+
+impl ClassWindow {
+    fn take_youngest_head(&mut self) -> Option<Box<Entry>> {
+        let (age, _) = self.ripe.iter().rfind(|(_, entry)| entry.queue() == Queue::Keyed)?;
+        self.ripe_heads -= 1;
+        self.ripe.remove(age)
+    }
+}
+
+/// The scan for heads: all keys in their order, a page at a time, for as long as too few heads that can go are here.
+///
+/// A head for which there is no room is left out, and the scan starts over once it could go. It always goes on to the
+/// last key first: otherwise busy keys at the beginning would hide those at the end.
+#[derive(Clone, Default, Debug)]
+struct KeyScan {
+    /// There may be keys behind `after` that were not read.
+    is_running: bool,
+    after: Option<OrderingKey>,
+    /// Heads may have appeared among the keys that this scan has passed.
+    starts_over: bool,
+    /// Of each class: the earliest due time of the heads that were left out.
+    left_out_due: [Option<Timestamp>; 3],
+}
+
+impl KeyScan {
+    fn started() -> KeyScan {
+        KeyScan { is_running: true, ..KeyScan::default() }
+    }
+
+    /// Every key has to be looked at, by reads that are asked for from now on.
+    fn request(&mut self, is_being_read: bool) {
+        if !self.is_running {
+            *self = KeyScan::started();
+        } else if is_being_read || self.after.is_some() {
+            self.starts_over = true;
+        }
+    }
+
+    /// The next page was read: up to this key, or up to the end.
+    fn page_read(&mut self, up_to: Option<OrderingKey>) {
+        self.is_running = up_to.is_some();
+        self.after = up_to;
+        if !self.is_running && self.starts_over {
+            *self = KeyScan::started();
+        }
+    }
+
+    fn left_out(&mut self, class: Class, due: Timestamp) {
+        let earliest = &mut self.left_out_due[class as usize];
+        *earliest = Some(earliest.map_or(due, |earliest| earliest.min(due)));
+    }
+
+    /// Starts over if something that was left out could go by now.
+    fn wake(&mut self, now: Timestamp, rest_may_go: bool) {
+        let [priority, exempt, rest] = self.left_out_due;
+        let could_go = [priority, exempt, rest.filter(|_| rest_may_go)].into_iter().flatten().any(|due| due <= now);
+        if could_go && !self.is_running {
+            *self = KeyScan::started();
+        }
+    }
+
+    fn may_find_more(&self) -> bool {
+        self.is_running || self.left_out_due.iter().any(Option::is_some)
+    }
 }
 
 /// Which entry of a window.
@@ -178,7 +243,7 @@ impl Window {
         let unread = ClassWindow { fresh_unread: Some(0), later_unread: Some(0), ..ClassWindow::default() };
         Window {
             classes: [Some(Box::new(unread.clone())), Some(Box::new(unread.clone())), Some(Box::new(unread))],
-            heads_more: true,
+            scan: KeyScan::started(),
             ..Window::empty(size)
         }
     }
@@ -189,12 +254,9 @@ impl Window {
             size,
             classes: [None, None, None],
             keyed_waiting: Line::new(),
-            heads: BTreeSet::new(),
+            heads: BTreeMap::new(),
             busy_keys: BTreeSet::new(),
-            heads_more: false,
-            heads_unread: None,
-            heads_after: None,
-            heads_again_at: None,
+            scan: KeyScan::default(),
             heads_wanted: BTreeSet::new(),
             asked: BTreeMap::new(),
             ask_number: 0,
@@ -212,7 +274,12 @@ impl Window {
             class.fresh_unread = Some(self.ask_number);
             class.later_unread = Some(self.ask_number);
         }
-        self.scan_heads_again();
+        self.scan_keys();
+    }
+
+    /// Rows up to this one are not taken from a commit any more.
+    pub(super) fn rows_seen(&mut self, seq: Seq) {
+        self.seen = self.seen.max(Some(seq));
     }
 
     /// A row that was just committed, straight from the commit. A read may have been faster: what it has seen is here, or
@@ -225,7 +292,7 @@ impl Window {
             Queue::Keyed if plant::is(Plant::KeyedFromFeed) => self.insert_head(entry),
             Queue::Keyed
                 if plant::is(Plant::RetryOvertakesInKey)
-                    && entry.ordering_key.as_ref().is_some_and(|key| self.heads.contains(key)) =>
+                    && entry.ordering_key.as_ref().is_some_and(|key| self.heads.contains_key(key)) =>
             {
                 self.known.insert(entry.delivery, ());
                 self.keyed_waiting.insert(entry.turn(), Box::new(entry));
@@ -233,8 +300,9 @@ impl Window {
             // Never sent from here: its head is read from the store.
             Queue::Keyed => {
                 let key = entry.ordering_key.expect("keyed");
-                if !self.heads.contains(&key) && !self.busy_keys.contains(&key) {
-                    self.want_head(key);
+                let is_before_head = self.heads.get(&key).is_none_or(|head| entry.seq < *head);
+                if is_before_head && !self.busy_keys.contains(&key) {
+                    self.await_head(key);
                 }
             }
             Queue::Fresh => {
@@ -257,6 +325,7 @@ impl Window {
             }
             Queue::Later => self.insert_later(Box::new(entry)),
         }
+        debug_assert!(self.is_bounded() || plant::is(Plant::RetryGrowsWindow), "{self:?}");
     }
 
     /// Nothing is here twice, although a row may be stamped anew and then be read from elsewhere.
@@ -286,17 +355,27 @@ impl Window {
     }
 
     fn want_head(&mut self, key: OrderingKey) {
-        if self.heads_wanted.len() < self.size {
+        if self.heads_wanted.len() + self.asked.len() < self.size {
             self.heads_wanted.insert(key);
         } else {
-            self.scan_heads_again();
+            self.scan_keys();
         }
     }
 
-    fn scan_heads_again(&mut self) {
-        self.heads_more = true;
-        self.heads_after = None;
-        self.heads_unread = Some(self.ask_number);
+    /// A key may have a new head. While other keys wait for the scan this one waits with them: busy keys would otherwise fill
+    /// the window and keep the rest out of it for ever.
+    fn await_head(&mut self, key: OrderingKey) {
+        if self.scan.is_running {
+            self.scan_keys();
+        } else {
+            self.want_head(key);
+        }
+    }
+
+    /// Any key may have a head that is not here.
+    fn scan_keys(&mut self) {
+        let page = Want::Heads { after: self.scan.after.clone() };
+        self.scan.request(self.asked.contains_key(&page));
     }
 
     fn insert_later(&mut self, entry: Box<Entry>) {
@@ -335,6 +414,12 @@ impl Window {
         // A read that nobody asked for any more: whatever it says is old.
         let Some(asked_under) = self.asked.remove(want) else { return };
         if asked_under <= self.forgotten {
+            if let Want::Head(key) = want
+                && !self.heads.contains_key(key)
+                && !self.busy_keys.contains(key)
+            {
+                self.want_head(key.clone());
+            }
             self.tidy_gone();
             return;
         }
@@ -403,23 +488,19 @@ impl Window {
                 window.later_more = more;
             }
             Want::Heads { .. } => {
-                // Whatever made the scan begin anew while this was read is not in it.
-                self.heads_unread = self.heads_unread.filter(|known_under| asked_under <= *known_under);
-                if self.heads_unread.is_none() {
-                    self.heads_after = last.and_then(|row| row.ordering_key).filter(|_| more);
-                    self.heads_more = more;
-                }
+                self.scan.page_read(last.and_then(|row| row.ordering_key).filter(|_| more));
                 self.insert_heads(rows);
             }
             Want::Head(_) => self.insert_heads(rows),
         }
         // This read has found what is not the head of its key any more, and not what is.
         for key in overtaken_keys {
-            if !self.heads.contains(&key) && !self.busy_keys.contains(&key) {
+            if !self.heads.contains_key(&key) && !self.busy_keys.contains(&key) {
                 self.want_head(key);
             }
         }
         self.tidy_gone();
+        debug_assert!(self.is_bounded() || plant::is(Plant::RetryGrowsWindow), "{self:?}");
     }
 
     /// What no read that is under way can bring back.
@@ -441,21 +522,61 @@ impl Window {
         if plant::is(Plant::BlockedKeyBlocksAll) && !self.keyed_waiting.is_empty() {
             return;
         }
-        if self.busy_keys.contains(&key) || self.heads.contains(&key) || self.is_here(&row) {
+        if self.busy_keys.contains(&key) || self.is_here(&row) {
             return;
         }
-        if self.keyed_waiting.len() >= self.size {
-            let due = row.due;
-            self.heads_again_at = Some(self.heads_again_at.map_or(due, |again| again.min(due)));
-            return;
+        match self.heads.get(&key).copied() {
+            None => {}
+            // Numbers are taken before a commit: a lower one can become visible after a higher one, and then goes before it.
+            Some(head) if row.seq < head && !plant::is(Plant::LateHeadStaysOut) => self.drop_head(head),
+            Some(_) => return,
         }
-        self.heads.insert(key);
-        self.known.insert(row.delivery, ());
-        self.keyed_waiting.insert(row.turn(), Box::new(row));
+        self.keep_head(key, Box::new(row));
     }
 
-    /// Moves what has become due to where it can go.
-    pub(super) fn ripen(&mut self, now: Timestamp) {
+    /// This is not the head of its key any more. It is read again when it is.
+    fn drop_head(&mut self, seq: Seq) {
+        let place_in = |queue: &Rows| queue.iter().find(|(_, entry)| entry.seq == seq).map(|(place, _)| place);
+        if let Some(place) = place_in(&self.keyed_waiting) {
+            let head = self.keyed_waiting.remove(place).expect("just found");
+            self.known.remove(head.delivery);
+            return;
+        }
+        for window in self.classes.iter_mut().flatten() {
+            if let Some(place) = place_in(&window.ripe) {
+                let head = window.ripe.remove(place).expect("just found");
+                window.ripe_heads -= 1;
+                self.known.remove(head.delivery);
+            }
+        }
+    }
+
+    /// Keeps the head of a key, and leaves out the one that is due last if there are too many.
+    fn keep_head(&mut self, key: OrderingKey, head: Box<Entry>) {
+        if plant::is(Plant::DueHeadStaysOut) && self.keyed_waiting.len() >= self.size {
+            return;
+        }
+        self.heads.insert(key, head.seq);
+        self.known.insert(head.delivery, ());
+        self.keyed_waiting.insert(head.turn(), head);
+        let grows = plant::is(Plant::RetryGrowsWindow) && self.keyed_waiting.iter().any(|(_, head)| head.attempts > 0);
+        if self.keyed_waiting.len() > self.size
+            && !grows
+            && let Some(last) = self.keyed_waiting.pop_last()
+        {
+            self.leave_out(&last);
+        }
+    }
+
+    /// This head has no room here. A later scan reads it again.
+    fn leave_out(&mut self, head: &Entry) {
+        self.heads.remove(head.ordering_key.as_ref().expect("a head has a key"));
+        self.known.remove(head.delivery);
+        self.scan.left_out(head.class, head.due);
+    }
+
+    /// Moves what has become due to where it can go. `rest_may_go` is false while it is quiet.
+    pub(super) fn ripen(&mut self, now: Timestamp, rest_may_go: bool) {
         for window in self.classes.iter_mut().flatten() {
             while let Some(((due, _), first)) = window.later_waiting.first() {
                 let is_asked_for = plant::is(Plant::DeliverAtIgnored) && first.attempts == 0;
@@ -469,13 +590,16 @@ impl Window {
         while self.keyed_waiting.first().is_some_and(|((due, _), _)| due <= now)
             && let Some(entry) = self.keyed_waiting.pop_first()
         {
-            let class = if entry.is_priority { Class::Priority } else { Class::Exempt };
-            self.classes[class as usize].get_or_insert_default().ripe.insert(entry.age(), entry);
+            let window = self.classes[entry.class as usize].get_or_insert_default();
+            window.ripe.insert(entry.age(), entry);
+            window.ripe_heads += 1;
+            if window.ripe_heads > self.size
+                && let Some(youngest) = window.take_youngest_head()
+            {
+                self.leave_out(&youngest);
+            }
         }
-        if self.heads_again_at.is_some_and(|again| again <= now) {
-            self.heads_again_at = None;
-            self.scan_heads_again();
-        }
+        self.scan.wake(now, rest_may_go);
     }
 
     /// The next to go: priority first, then the oldest. `rest_may_go` is false while it is quiet; `may_go` is asked of
@@ -527,6 +651,7 @@ impl Window {
             window.later_count -= 1;
         }
         if let Some(key) = &entry.ordering_key {
+            window.ripe_heads -= 1;
             self.heads.remove(key);
             self.busy_keys.insert(key.clone());
         }
@@ -540,15 +665,14 @@ impl Window {
             self.busy_keys.remove(&key);
             if waits_again {
                 // Nothing can have come before it, so it is still the head.
-                self.heads.insert(key);
-                self.known.insert(entry.delivery, ());
-                self.keyed_waiting.insert(entry.turn(), entry);
+                self.keep_head(key, entry);
             } else {
-                self.want_head(key);
+                self.await_head(key);
             }
         } else if waits_again {
             self.insert_later(entry);
         }
+        debug_assert!(self.is_bounded() || plant::is(Plant::RetryGrowsWindow), "{self:?}");
     }
 
     /// Somebody else has ended it, or taken it away.
@@ -563,6 +687,7 @@ impl Window {
                 if let Some(place) = place {
                     let entry = queue.remove(place).expect("just found");
                     window.later_count -= usize::from(entry.queue() == Queue::Later);
+                    window.ripe_heads -= usize::from(entry.queue() == Queue::Keyed);
                     found = Some(entry);
                 }
             }
@@ -575,6 +700,9 @@ impl Window {
         if let Some(key) = found.as_ref().and_then(|entry| entry.ordering_key.clone()) {
             self.heads.remove(&key);
             self.want_head(key);
+        } else if found.is_none() && self.scan.may_find_more() {
+            // Perhaps it was a head that was left out: what comes after it in its key may be due sooner.
+            self.scan_keys();
         }
     }
 
@@ -590,8 +718,14 @@ impl Window {
 
     /// It is not where a read that is under way may have seen it.
     pub(super) fn left(&mut self, delivery: DeliveryId) {
-        if !self.asked.is_empty() {
-            self.gone.insert(delivery, self.ask_number);
+        if self.asked.is_empty() {
+            return;
+        }
+        self.gone.insert(delivery, self.ask_number);
+        // The store is slow and much has left since it was asked: its answer is of no use, and is asked for again.
+        if self.gone.len() > GONE_PER_ROW_MAX * self.size {
+            self.forgotten = self.ask_number;
+            self.gone.clear();
         }
     }
 
@@ -601,13 +735,14 @@ impl Window {
         self.keyed_waiting.clear();
         self.heads.clear();
         self.known.clear();
-        self.heads_again_at = None;
         self.forgotten = self.ask_number;
+        self.scan = KeyScan::started();
         self.mark_unread();
     }
 
     /// What should be read from the store now. Each is asked for once until it is answered.
-    pub(super) fn wants(&mut self, low_water: usize) -> Vec<Want> {
+    /// Call after [`Window::ripen`], with the same `rest_may_go`.
+    pub(super) fn wants(&mut self, low_water: usize, rest_may_go: bool) -> Vec<Want> {
         let mut wants = Vec::new();
         for class in Class::ALL {
             let Some(window) = &self.classes[class as usize] else { continue };
@@ -618,9 +753,12 @@ impl Window {
                 wants.push(Want::Later(class));
             }
         }
-        // Heads that are not yet due take no place from those that are. (A planted bug has more of them than there are heads.)
-        if self.heads_more && self.heads.len().saturating_sub(self.keyed_waiting.len()) < low_water {
-            wants.push(Want::Heads { after: self.heads_after.clone() });
+        // Heads that cannot go yet do not count: behind them there may be some that can.
+        let open: &[Class] = if rest_may_go { &Class::ALL } else { &[Class::Priority, Class::Exempt] };
+        let open_heads: usize =
+            open.iter().filter_map(|class| self.classes[*class as usize].as_ref()).map(|window| window.ripe_heads).sum();
+        if self.scan.is_running && open_heads < low_water {
+            wants.push(Want::Heads { after: self.scan.after.clone() });
         }
         wants.extend(self.heads_wanted.iter().cloned().map(Want::Head));
         wants.retain(|want| !self.asked.contains_key(want));
@@ -630,7 +768,22 @@ impl Window {
             self.ask_number += 1;
             self.asked.insert(want.clone(), self.ask_number);
         }
+        debug_assert!(self.is_bounded() || plant::is(Plant::RetryGrowsWindow), "{self:?}");
         wants
+    }
+
+    /// Whether every part of this window is within its bound, whatever the backlog.
+    pub(super) fn is_bounded(&self) -> bool {
+        let reads_max = self.size + Class::ALL.len() * 2 + 1;
+        let classes = self.classes.iter().flatten();
+        let mut largest_queues = classes.map(|window| window.fresh.len().max(window.later_count).max(window.ripe_heads));
+        // A planted bug keeps more than the head of a key.
+        let waiting = if plant::is(Plant::RetryOvertakesInKey) { 0 } else { self.keyed_waiting.len() };
+        largest_queues.all(|rows| rows <= self.size)
+            && waiting <= self.size
+            && self.heads_wanted.len() <= self.size
+            && self.asked.len() <= reads_max
+            && self.gone.len() <= GONE_PER_ROW_MAX * self.size
     }
 
     /// The store has been asked and has not answered.
@@ -640,7 +793,7 @@ impl Window {
 
     /// Everything of *fresh* and *later* that waits is here, and nothing waits under a key.
     pub(super) fn is_whole(&self) -> bool {
-        let has_keys = self.heads_more
+        let has_keys = self.scan.may_find_more()
             || !(self.heads.is_empty()
                 && self.busy_keys.is_empty()
                 && self.heads_wanted.is_empty()
@@ -664,14 +817,15 @@ impl Window {
             let fresh = window.fresh_unread.is_some() || window.fresh_more && window.fresh.is_empty();
             fresh || window.later_unread.is_some() || window.later_more && window.later_count == 0
         });
-        classes || self.heads_more && self.heads.is_empty()
+        classes || self.scan.is_running && self.heads.is_empty()
     }
 
     /// When something that is not yet due will be.
-    pub(super) fn next_due(&self) -> Option<Timestamp> {
+    pub(super) fn next_due(&self, now: Timestamp) -> Option<Timestamp> {
         let waiting = self.classes.iter().flatten().filter_map(|window| window.later_waiting.first());
         let keyed = self.keyed_waiting.first();
-        waiting.chain(keyed).map(|((due, _), _)| due).chain(self.heads_again_at).min()
+        let left_out = self.scan.left_out_due.iter().flatten().copied();
+        waiting.chain(keyed).map(|((due, _), _)| due).chain(left_out).filter(|due| now < *due).min()
     }
 
     /// Nothing here, nothing in the store, nothing being read.
@@ -688,8 +842,7 @@ impl Window {
         self.classes.iter().flatten().all(|window| is_empty(window))
             && self.keyed_waiting.is_empty()
             && self.busy_keys.is_empty()
-            && !self.heads_more
-            && self.heads_again_at.is_none()
+            && !self.scan.may_find_more()
             && self.heads_wanted.is_empty()
             && self.asked.is_empty()
     }

@@ -8,10 +8,12 @@
 //! between any two steps.
 
 mod asked;
+mod feed_gap;
 mod news;
 mod ownership;
 mod sending;
 mod timeouts;
+mod unreadable;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -28,12 +30,13 @@ use tokio::sync::oneshot;
 
 use crate::Options;
 use crate::bodies::CachedBodies;
-use crate::tally::Tallies;
 
 use asked::Waiter;
+use feed_gap::FeedGap;
 pub use news::{After, Bodiless, Deed, Errand, Life, Seen, Sending, Ticket, Wake};
 use ownership::{Known, KnownTenant};
 use sending::Sent;
+use unreadable::Unreadable;
 
 /// How many endpoints are taken up, and bodies read, in one go.
 const AT_ONCE_MAX: usize = 256;
@@ -57,6 +60,10 @@ pub struct Owner {
     handed_over: BTreeSet<Partition>,
     left_alone: HashMap<EndpointId, Vec<LeaveAlone>>,
     known: HashMap<EndpointId, Known>,
+    feed_gap: FeedGap,
+    /// The highest of all lane states, those that were read and those that were made here. Never falls, so that a record that is
+    /// retried late is never taken for a newer one.
+    lane_version: u64,
     /// In an order, so that what is asked for does not depend on a hash.
     tenants: BTreeMap<TenantId, KnownTenant>,
     /// Under which epoch of a partition what is known of a tenant's tokens was taken over.
@@ -65,8 +72,11 @@ pub struct Owner {
     /// Since when nobody has answered about those.
     taking_up_since: Option<Timestamp>,
     to_take_up: Vec<EndpointId>,
+    unreadable: BTreeMap<EndpointId, Unreadable>,
     bodies: CachedBodies,
     bodiless: Vec<Bodiless>,
+    /// Their turn has come and nothing has been sent yet: their payload is being read, or their probe recorded.
+    unsent: HashSet<DeliveryId>,
     bytes_in_flight: usize,
     records: Vec<Record>,
     after: Vec<After>,
@@ -81,7 +91,6 @@ pub struct Owner {
     tests: HashMap<EndpointId, Vec<Test>>,
     /// Whoever waits for a test that is under way.
     testers: HashMap<DeliveryId, oneshot::Sender<Commanded>>,
-    tallies: Tallies,
     /// What has happened and is on disk, for whoever counts it.
     notes: Vec<Note>,
     /// Of requests that are on their way.
@@ -103,13 +112,17 @@ impl Owner {
             handed_over: BTreeSet::new(),
             left_alone: HashMap::new(),
             known: HashMap::new(),
+            feed_gap: FeedGap::default(),
+            lane_version: 0,
             tenants: BTreeMap::new(),
             tenants_taken: BTreeMap::new(),
             taking_up: HashSet::new(),
             taking_up_since: None,
             to_take_up: Vec::new(),
+            unreadable: BTreeMap::new(),
             bodies: CachedBodies::new(options.cached_body_bytes_max),
             bodiless: Vec::new(),
+            unsent: HashSet::new(),
             bytes_in_flight: 0,
             records: Vec::new(),
             after: Vec::new(),
@@ -120,7 +133,6 @@ impl Owner {
             tickets: 0,
             tests: HashMap::new(),
             testers: HashMap::new(),
-            tallies: Tallies::default(),
             notes: Vec::new(),
             sent: HashMap::new(),
             changed: BTreeSet::new(),
@@ -141,6 +153,11 @@ impl Owner {
             Wake::RecordedElsewhere { endpoint, delivery } => self.recorded_elsewhere(endpoint, delivery),
             Wake::Work(endpoints) => endpoints.into_iter().for_each(|endpoint| self.look_at(now, endpoint)),
             Wake::Fed(rows) => rows.into_iter().for_each(|row| self.fed(now, row)),
+            Wake::FeedOverflowed => self.feed_gap.overflowed(),
+            Wake::GapScanned { life, through } if life == self.life => self.feed_gap.scanned(through),
+            Wake::EndpointUnreadable { life, endpoint, cause } if life == self.life => {
+                self.endpoint_unreadable(now, endpoint, cause);
+            }
             Wake::TakenUp { life, asked, found } if life == self.life => self.taken_up(now, &asked, found),
             Wake::Read { life, endpoint, want, rows } if life == self.life => self.has_read(endpoint, &want, rows),
             Wake::Bodies { life, asked, found } if life == self.life => self.bodies_found(now, asked, found),
@@ -148,6 +165,7 @@ impl Owner {
             Wake::NotSent { life, errand } if life == self.life => self.not_sent(now, errand),
             Wake::Recorded { life, after, results } if life == self.life => self.recorded(now, after, &results),
             Wake::ConfigurationMoved => {
+                self.retry_unreadable_now(now);
                 let (life, tenants) = (self.life, self.tenants.keys().cloned().collect::<Vec<_>>());
                 if !tenants.is_empty() {
                     self.deeds.push(Deed::CompareVersions { life, tenants });
@@ -164,9 +182,10 @@ impl Owner {
             Wake::Asked(asked) => self.asked(now, asked),
             Wake::LookedUp { life, asked, rows } if life == self.life => self.looked_up(now, *asked, &rows),
             Wake::Seen { life, endpoint, trigger, seen } if life == self.life => self.seen(now, endpoint, trigger, &seen),
-            Wake::NotCounted(minutes) => self.tallies.put_back(minutes),
             // Of an earlier life. What was sent in it is somebody else's to send again.
-            Wake::TakenUp { .. }
+            Wake::GapScanned { .. }
+            | Wake::TakenUp { .. }
+            | Wake::EndpointUnreadable { .. }
             | Wake::Read { .. }
             | Wake::Bodies { .. }
             | Wake::Recorded { .. }
@@ -192,6 +211,10 @@ impl Owner {
             }
         }
         let life = self.life;
+        if let Some(after) = self.feed_gap.next_scan() {
+            self.deeds.push(Deed::ScanGap { life, after });
+        }
+        self.retry_unreadable(now);
         let to_take_up = std::mem::take(&mut self.to_take_up);
         if !to_take_up.is_empty() {
             self.taking_up_since.get_or_insert(now);
@@ -211,7 +234,8 @@ impl Owner {
     /// When to ask again if nothing happens.
     pub fn wake_at(&self) -> Option<Timestamp> {
         // While nothing may be started only news can change that.
-        self.scheduler.wake_at().filter(|_| self.may_start())
+        let scheduled = self.scheduler.wake_at().filter(|_| self.may_start());
+        [scheduled, self.unreadable_retry_at()].into_iter().flatten().min()
     }
 
     /// Nothing new is started from here on.
@@ -245,7 +269,10 @@ impl Owner {
 
     /// What is shown of one lane; `None` of one that is not known here.
     pub fn shown(&self, now: Timestamp, endpoint: EndpointId) -> Option<LaneShown> {
-        let known = self.known.get(&endpoint)?;
+        let blocked = self.unreadable.get(&endpoint).map(|unreadable| unreadable.cause.clone());
+        let Some(known) = self.known.get(&endpoint) else {
+            return Some(LaneShown { blocked: Some(blocked?), ..LaneShown::unknown(endpoint, now) });
+        };
         let facts = self.scheduler.facts(now, endpoint);
         Some(LaneShown {
             endpoint,
@@ -254,8 +281,10 @@ impl Owner {
             timeout: known.timeout,
             tenant_bucket: self.scheduler.tenant_bucket(&known.tenant),
             retries_from: facts.and_then(|facts| facts.retries_from),
-            has_slot: facts.is_none_or(|facts| facts.has_slot),
+            is_short_of_tokens: facts.is_some_and(|facts| facts.is_short_of_tokens),
+            has_slot: facts.is_none_or(|facts| facts.has_slot) && self.may_start(),
             in_flight: self.scheduler.deliveries_in_flight(endpoint),
+            blocked,
         })
     }
 
@@ -305,16 +334,10 @@ impl Owner {
         self.unrecorded
     }
 
-    /// Counts that are not in the store yet.
-    pub fn count(&mut self) {
-        let minutes = self.tallies.take();
-        if !minutes.is_empty() {
-            self.deeds.push(Deed::Count(minutes));
-        }
-    }
-
     /// What a clean stop writes, so that the next start knows it: the lanes that have something to remember.
-    pub fn lane_states(&self) -> Vec<Record> {
+    pub fn lane_states(&mut self) -> Vec<Record> {
+        // Each of another lane: one version is newer than all that they had.
+        let version = self.next_lane_version();
         let lane = |(endpoint, known): (&EndpointId, &Known)| {
             let memory = self.scheduler.memory(*endpoint)?;
             Some(Record {
@@ -322,7 +345,7 @@ impl Owner {
                 epoch: *self.epochs.get(&known.partition)?,
                 endpoint: *endpoint,
                 recorded: Recorded::Nothing,
-                lane: Some(LaneState { memory, timeout: known.timeout }),
+                lane: Some(LaneState { memory, timeout: known.timeout, version }),
                 disables_endpoint: false,
             })
         };
@@ -331,9 +354,19 @@ impl Owner {
         lanes
     }
 
+    fn next_lane_version(&mut self) -> u64 {
+        self.lane_version += 1;
+        self.lane_version
+    }
+
     /// Whether there is a lane. One that has nothing to send and nothing to remember is forgotten.
     pub fn remembers(&self, endpoint: EndpointId) -> bool {
         self.scheduler.has_lane(endpoint)
+    }
+
+    /// Whether what is kept of lanes is within its bounds, however much waits.
+    pub fn is_bounded(&self) -> bool {
+        self.scheduler.is_bounded()
     }
 
     pub fn lane_count(&self) -> usize {

@@ -12,8 +12,8 @@ use posthaste_core::timeout::Trigger;
 use posthaste_core::trace::Trace;
 use posthaste_metrics::Note;
 use posthaste_store::{
-    Asked, AttemptRecord, Body, Claimed, Counts, DeliveryRow, Fed, HandedOver, LaneShown, Minute, Overdue, Partition, Record,
-    RecordedAs, StatisticsStep, TakenUp, WindowRows,
+    Asked, AttemptRecord, Body, Claimed, Counts, DeliveryRow, Fed, HandedOver, LaneShown, Overdue, Partition, Record, RecordedAs,
+    StatisticsStep, TakenUp, WindowRows,
 };
 
 use crate::Target;
@@ -39,10 +39,23 @@ pub enum Wake {
     Work(Vec<EndpointId>),
     /// Rows of our own commits.
     Fed(Vec<Fed>),
+    /// The feed of our own commits dropped rows, all of them before those of the next [`Wake::Fed`].
+    FeedOverflowed,
+    /// A scan for rows that the feed dropped has seen every row up to this one.
+    GapScanned {
+        life: Life,
+        through: Seq,
+    },
     TakenUp {
         life: Life,
         asked: Vec<EndpointId>,
         found: Vec<TakenUp>,
+    },
+    /// What is stored about an endpoint cannot be read.
+    EndpointUnreadable {
+        life: Life,
+        endpoint: EndpointId,
+        cause: String,
     },
     Read {
         life: Life,
@@ -97,8 +110,6 @@ pub enum Wake {
         trigger: Option<Trigger>,
         seen: Box<Seen>,
     },
-    /// Counts that could not be written.
-    NotCounted(Vec<Minute>),
 }
 
 /// Everything that can be wanted.
@@ -106,6 +117,11 @@ pub enum Wake {
 pub enum Deed {
     /// Find the endpoints that have something unfinished.
     FindWork,
+    /// Find the endpoints that have something unfinished among the rows after this one, because the feed dropped some.
+    ScanGap {
+        life: Life,
+        after: Seq,
+    },
     TakeUp {
         life: Life,
         endpoints: Vec<EndpointId>,
@@ -146,7 +162,6 @@ pub enum Deed {
         shortened_at: Option<Timestamp>,
     },
     Show(Vec<LaneShown>),
-    Count(Vec<Minute>),
     /// Something that people should hear of, and that is on disk.
     Notice(Noticed),
     /// Write what is known of these lanes, and then give the partitions up.
@@ -214,6 +229,8 @@ pub enum After {
         ticket: Option<Ticket>,
         note: Option<Note>,
     },
+    /// A circuit is half-open: its probe is sent now.
+    Probe(Bodiless),
     Nothing,
 }
 

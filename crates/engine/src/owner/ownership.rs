@@ -60,6 +60,8 @@ const AHEAD_MAX: usize = 65_536;
 
 impl Owner {
     pub(super) fn owns(&mut self, now: Timestamp, claimed: Claimed) {
+        // A claim names all of them, so that what an earlier one has named and this does not has been recorded since.
+        self.left_alone.clear();
         for left in claimed.leave_alone {
             self.left_alone.entry(left.endpoint).or_default().push(left);
         }
@@ -81,6 +83,7 @@ impl Owner {
             }
         }
         self.epochs = epochs;
+        self.feed_gap.claimed(claimed.numbered);
         if is_more {
             self.deeds.push(Deed::FindWork);
         }
@@ -92,15 +95,17 @@ impl Owner {
         // What was about to be sent is not, and nobody will say so.
         let unsent = self.deeds.iter().filter(|deed| matches!(deed, Deed::Send(_))).count();
         let (life, requests, is_stopping) = (self.life + 1, self.requests - unsent, self.is_stopping);
-        let (tallies, notes) = (std::mem::take(&mut self.tallies), std::mem::take(&mut self.notes));
+        let (notes, lane_version) = (std::mem::take(&mut self.notes), self.lane_version);
         *self = Owner::new(now, options);
+        self.lane_version = lane_version;
         (self.life, self.requests, self.is_stopping) = (life, requests, is_stopping);
-        (self.tallies, self.notes) = (tallies, notes);
+        self.notes = notes;
     }
 
     pub(super) fn give_up(&mut self, now: Timestamp, partitions: Vec<Partition>) {
         let partitions: Vec<Partition> = partitions.into_iter().filter(|partition| self.epochs.contains_key(partition)).collect();
         let (mut lanes, mut in_flight) = (Vec::new(), Vec::new());
+        let version = self.next_lane_version();
         let leaving: BTreeSet<EndpointId> = self
             .known
             .iter()
@@ -111,6 +116,7 @@ impl Owner {
             if plant::is(Plant::LeaverSendsOn) {
                 continue;
             }
+            self.give_back_unsent(now, endpoint);
             let hand_over = self.scheduler.leave(endpoint);
             let known = self.known.get_mut(&endpoint).expect("just found");
             known.has_left = true;
@@ -125,12 +131,14 @@ impl Owner {
                 epoch: self.epochs[&known.partition],
                 endpoint,
                 recorded: Recorded::Nothing,
-                lane: Some(LaneState { memory, timeout: known.timeout }),
+                lane: Some(LaneState { memory, timeout: known.timeout, version }),
                 disables_endpoint: false,
             });
             let until = now + self.options.request_max();
-            let seq = |delivery| self.scheduler.in_flight_entry(endpoint, delivery).expect("in flight until recorded").seq;
-            in_flight.extend(hand_over.in_flight.into_iter().map(|delivery| HandedOver { seq: seq(delivery), until }));
+            in_flight.extend(hand_over.in_flight.into_iter().map(|delivery| {
+                let entry = self.scheduler.in_flight_entry(endpoint, delivery).expect("in flight until recorded");
+                HandedOver { seq: entry.seq, attempt: entry.attempts + 1, until }
+            }));
         }
         for partition in &partitions {
             if let Some(epoch) = self.epochs.remove(partition) {
@@ -140,6 +148,17 @@ impl Owner {
         }
         self.tenants.retain(|_, tenant| !tenant.endpoints.is_empty());
         self.deeds.push(Deed::HandOver { partitions, lanes, in_flight });
+    }
+
+    /// What waits for its payload, or for the record of its probe, has not been sent and will not be, so that there is nothing that the next owner had to wait for.
+    fn give_back_unsent(&mut self, now: Timestamp, endpoint: EndpointId) {
+        for delivery in self.scheduler.deliveries_in_flight(endpoint) {
+            if self.unsent.remove(&delivery) {
+                self.scheduler.unsendable(now, endpoint, delivery);
+                self.scheduler.ended(endpoint, delivery);
+            }
+        }
+        self.bodiless.retain(|wanted| wanted.endpoint != endpoint);
     }
 
     pub(super) fn recorded_elsewhere(&mut self, endpoint: EndpointId, delivery: DeliveryId) {
@@ -177,18 +196,32 @@ impl Owner {
         if !self.epochs.contains_key(&known.partition) {
             return false;
         }
-        // It was forgotten, so there is nothing to remember.
+        // It was forgotten, so there is nothing to remember but how far it was read: news of rows up to there may still come, and
+        // these may have been sent.
         self.scheduler.configure(now, &known.tenant, endpoint, known.config.clone(), LaneMemory::new(), backlog);
+        if let Some(seen) = known.seen.filter(|_| !plant::is(Plant::LateNewsIsSent)) {
+            self.scheduler.rows_seen(endpoint, seen);
+        }
         true
     }
 
+    /// The store has answered about these.
+    pub(super) fn asked_about(&mut self, now: Timestamp, endpoints: &[EndpointId]) {
+        for endpoint in endpoints {
+            self.taking_up.remove(endpoint);
+        }
+        self.taking_up_since = Some(now).filter(|_| !self.taking_up.is_empty());
+    }
+
     pub(super) fn take_up(&mut self, endpoint: EndpointId) {
-        if self.taking_up.insert(endpoint) {
+        // One that cannot be read is asked for again at its own pace.
+        if !self.unreadable.contains_key(&endpoint) && self.taking_up.insert(endpoint) {
             self.to_take_up.push(endpoint);
         }
     }
 
     pub(super) fn fed(&mut self, now: Timestamp, row: Fed) {
+        self.feed_gap.received(row.entry.seq);
         if !self.epochs.contains_key(&row.partition) {
             return;
         }
@@ -237,10 +270,8 @@ impl Owner {
     }
 
     pub(super) fn taken_up(&mut self, now: Timestamp, asked: &[EndpointId], found: Vec<TakenUp>) {
-        for endpoint in asked {
-            self.taking_up.remove(endpoint);
-        }
-        self.taking_up_since = Some(now).filter(|_| !self.taking_up.is_empty());
+        self.asked_about(now, asked);
+        self.are_readable(asked);
         let found_ids: HashSet<EndpointId> = found.iter().map(|taken_up| taken_up.endpoint.endpoint.id).collect();
         for endpoint in asked.iter().filter(|endpoint| !found_ids.contains(endpoint)) {
             for (_, answer) in self.tests.remove(endpoint).unwrap_or_default() {
@@ -256,7 +287,7 @@ impl Owner {
         if !tenants.is_empty() {
             self.deeds.push(Deed::CompareVersions { life: self.life, tenants });
         }
-        self.make_room();
+        self.make_room(now);
     }
 
     pub(super) fn take_over(&mut self, now: Timestamp, taken_up: TakenUp) {
@@ -282,18 +313,22 @@ impl Owner {
             // Others may have spent its tokens since we last knew of them.
             self.scheduler.take_tenant(now, &name, tenant_config, bucket);
         }
-        let version = tenant.map_or(0, |tenant| tenant.version);
-        let known_tenant = self.tenants.entry(name.clone()).or_insert_with(|| KnownTenant { version, endpoints: BTreeSet::new() });
+        let tenant_version = tenant.map_or(0, |tenant| tenant.version);
+        let known_tenant =
+            self.tenants.entry(name.clone()).or_insert_with(|| KnownTenant { version: tenant_version, endpoints: BTreeSet::new() });
         // Endpoints of one tenant may be read one after the other: what was seen first is what is known of all.
-        known_tenant.version = known_tenant.version.min(version);
+        known_tenant.version = known_tenant.version.min(tenant_version);
         known_tenant.endpoints.insert(endpoint);
         let is_new = stored.endpoint.created_at >= since;
-        let (memory, timeout) = lane.map_or((LaneMemory::new(), Adaptive::default()), |lane| (lane.memory, lane.timeout));
+        let lane = lane.unwrap_or_else(|| LaneState { memory: LaneMemory::new(), timeout: Adaptive::default(), version: 0 });
+        let LaneState { memory, timeout, version } = lane;
+        self.lane_version = self.lane_version.max(version);
         let computed_at = timeout.learned().map_or(stored.endpoint.created_at, |learned| learned.computed_at);
         // Whoever owned it before may have died while it stamped rows anew.
         let is_inherited = stored.endpoint.policies.delivery_schedule == Override::Inherit;
         let is_just_changed = stored.endpoint.updated_at > stored.endpoint.created_at && now < stored.endpoint.updated_at + HOUR;
-        let may_be_unstamped = config.schedule.is_some() && (is_inherited || is_just_changed);
+        // It may even go on after this: then rows would leave the queue that they have been read from, unless they are stamped here first.
+        let may_be_unstamped = is_just_changed || config.schedule.is_some() && is_inherited;
         let target = Arc::new(Target::new(stored));
         if let Some(known) = self.known.get_mut(&endpoint).filter(|known| !known.has_left) {
             let restamps = known.config.schedule != config.schedule;
@@ -351,11 +386,11 @@ impl Owner {
     }
 
     /// Forgets endpoints that have nothing to send, when there are too many.
-    pub(super) fn make_room(&mut self) {
+    pub(super) fn make_room(&mut self, now: Timestamp) {
         if self.known.len() <= self.options.endpoints_known_max {
             return;
         }
-        let Owner { known, tenants, scheduler, .. } = self;
+        let Owner { known, tenants, tenants_taken, scheduler, .. } = self;
         known.retain(|endpoint, known| {
             let stays = scheduler.has_lane(*endpoint);
             if !stays && let Some(tenant) = tenants.get_mut(&known.tenant) {
@@ -364,6 +399,8 @@ impl Owner {
             stays
         });
         tenants.retain(|_, tenant| !tenant.endpoints.is_empty());
+        // One that has spent tokens is remembered until they are back: taken over once more it would have them at once.
+        tenants_taken.retain(|(tenant, _), _| tenants.contains_key(tenant) || !scheduler.forget_tenant(now, tenant));
     }
 
     pub(super) fn compare(&mut self, versions: Vec<(TenantId, u64)>) {

@@ -38,9 +38,49 @@ impl Owner {
             return;
         }
         let wanted = Bodiless { endpoint, delivery, seq, is_probe };
-        match self.bodies.take(seq) {
-            Some(event) => self.post(wanted, event),
-            None => self.bodiless.push(wanted),
+        if is_probe && !plant::is(Plant::HalfOpenNotWritten) {
+            self.record_probe(wanted);
+        } else {
+            self.find_body(wanted);
+        }
+    }
+
+    fn find_body(&mut self, wanted: Bodiless) {
+        if let Some(event) = self.bodies.take(wanted.seq) {
+            self.post(wanted, event);
+        } else {
+            self.unsent.insert(wanted.delivery);
+            self.bodiless.push(wanted);
+        }
+    }
+
+    /// Writes the half-open circuit before its probe is sent: whoever takes over after a crash knows that it was made, and does not
+    /// send another before the probe interval is over.
+    fn record_probe(&mut self, wanted: Bodiless) {
+        let endpoint = wanted.endpoint;
+        let memory = self.scheduler.memory(endpoint).expect("a lane stays while something of it is in flight");
+        let version = self.next_lane_version();
+        let known = self.known.get_mut(&endpoint).expect("a lane is of a known endpoint");
+        known.written = memory;
+        let lane = LaneState { memory, timeout: known.timeout, version };
+        self.unsent.insert(wanted.delivery);
+        self.record(endpoint, Recorded::Nothing, Some(lane), false, After::Probe(wanted));
+    }
+
+    /// The probe may go, if its lane is still ours.
+    fn probe_recorded(&mut self, now: Timestamp, wanted: Bodiless, result: RecordedAs) {
+        if !self.unsent.remove(&wanted.delivery) {
+            // Given up while that was written: the next owner sends it.
+            return;
+        }
+        match result {
+            RecordedAs::Done | RecordedAs::MovedOn => self.find_body(wanted),
+            RecordedAs::NotOwner => {
+                let Bodiless { endpoint, delivery, .. } = wanted;
+                self.scheduler.unsendable(now, endpoint, delivery);
+                self.scheduler.ended(endpoint, delivery);
+                self.changed.insert(endpoint);
+            }
         }
     }
 
@@ -76,6 +116,10 @@ impl Owner {
         others.sort_unstable();
         for wanted in asked {
             let Bodiless { endpoint, delivery, seq, .. } = wanted;
+            if !self.unsent.remove(&delivery) {
+                // Given up while its payload was read: the next owner sends it.
+                continue;
+            }
             let found_as = others.pop().filter(|_| plant::is(Plant::BodyOfAnother)).unwrap_or(seq);
             match found.remove(&found_as).map(|body| body.event) {
                 Some(Ok(event)) => self.post(wanted, Arc::new(event)),
@@ -177,12 +221,12 @@ impl Owner {
         if let Some(transition) = decision.transition.filter(|_| self.options.metrics.is_some()) {
             self.notes.push(Note::Circuit(CircuitChange::of(transition)));
         }
-        self.tallies.add(endpoint, &known.tenant, &attempt, decision.verdict);
         known.recent.add(now, is_timeout(&attempt.outcome));
         let is_new = differs(&known.written, &memory) && !plant::is(Plant::LaneStateNotWritten);
         let lane = is_new.then(|| {
             known.written = memory;
-            LaneState { memory, timeout: known.timeout }
+            self.lane_version += 1;
+            LaneState { memory, timeout: known.timeout, version: self.lane_version }
         });
         if known.mode == Mode::Adaptive || plant::is(Plant::PinIsLearned) {
             self.consider_timeout(now, endpoint, memory.breaker);
@@ -277,6 +321,7 @@ impl Owner {
                         self.answer(ticket, *result);
                     }
                 }
+                After::Probe(wanted) => self.probe_recorded(now, wanted, *result),
                 After::Nothing => {}
             }
         }

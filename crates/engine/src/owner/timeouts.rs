@@ -61,7 +61,8 @@ impl Owner {
         }
         let memory = self.scheduler.memory(endpoint).unwrap_or_default();
         known.written = memory;
-        let lane = Some(LaneState { memory, timeout: known.timeout });
+        let timeout = known.timeout;
+        let lane = Some(LaneState { memory, timeout, version: self.next_lane_version() });
         self.changed.insert(endpoint);
         self.record(endpoint, Recorded::Nothing, lane, false, After::Nothing);
     }

@@ -4,5 +4,7 @@
 
 mod attempts;
 mod controls;
+mod faults;
+mod faulty_store;
 mod postgres;
 mod world;

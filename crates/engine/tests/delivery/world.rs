@@ -222,9 +222,14 @@ impl World {
 
     /// Runs the engine, with retries that do not wait, until told to stop.
     pub(crate) fn start(&self) -> Running {
+        self.start_with(World::impatient())
+    }
+
+    /// Retries that do not wait.
+    pub(crate) fn impatient() -> Options {
         let strategy = Strategy::Schedule { delays: vec![Duration::ZERO; 2], jitter_percent: 0 };
         let retry = RetryPolicy::new(strategy, 3, BTreeSet::new()).unwrap();
-        self.start_with(Options { policies: Policies { retry, ..Policies::default() }, ..Options::default() })
+        Options { policies: Policies { retry, ..Policies::default() }, ..Options::default() }
     }
 
     pub(crate) fn start_with(&self, options: Options) -> Running {

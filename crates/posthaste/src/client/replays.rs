@@ -75,12 +75,20 @@ const COLUMNS: &[Column] = &[
     Column("ID", Cell::Id("/id")),
     Column("STATE", Cell::Text("/state")),
     Column("MADE", Cell::Made(|row, _| format!("{}/{}", plain(row.get("created")), plain(row.get("matched"))))),
+    Column("SKIPPED", Cell::Made(|row, _| skipped(row))),
+    Column("REMAINING", Cell::Text("/remaining")),
     Column("TENANT", Cell::Id("/tenant")),
     Column("ENDPOINT", Cell::Id("/endpoint")),
     Column("REASON", Cell::Text("/reason")),
     Column("BY", Cell::Id("/requested_by")),
     Column("CREATED", Cell::Time("/created_at")),
 ];
+
+/// The sum over all reasons; `show` has each of them.
+fn skipped(replay: &Value) -> String {
+    let reasons = replay["skipped"].as_object().into_iter().flat_map(|reasons| reasons.values());
+    reasons.filter_map(Value::as_u64).sum::<u64>().to_string()
+}
 
 fn has_ended(replay: &Value) -> bool {
     replay["state"].as_str().is_some_and(|state| state != "running")

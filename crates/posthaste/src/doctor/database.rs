@@ -13,8 +13,8 @@ use crate::settings::Settings;
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// More than clocks that are kept are apart.
 const SKEW_ODD: Duration = Duration::from_secs(1);
-/// Receivers refuse signatures that are minutes off.
-const SKEW_MAX: Duration = Duration::from_mins(1);
+/// From here on a node is not ready.
+const SKEW_MAX: Duration = Duration::from_secs(5);
 
 pub(super) async fn look(settings: &Settings) -> Vec<Finding> {
     let keyring = match keyring(settings) {
@@ -61,7 +61,7 @@ fn keyring(settings: &Settings) -> anyhow::Result<Option<Keyring>> {
 }
 
 fn told(examined: &Examined, settings: &Settings) -> Vec<Finding> {
-    let Examined { version, schema, master_key, clock_skew, has_unread_log, troubles } = examined;
+    let Examined { version, schema, master_key, clock_skew, clock_jumped_by, has_unread_log, troubles } = examined;
     let mut findings: Vec<Finding> = troubles.iter().map(|trouble| Finding::wrong_as_told("database", trouble)).collect();
     if findings.is_empty() {
         let place = if settings.database_url.is_some() { String::new() } else { format!(" in {}", settings.data_dir.display()) };
@@ -74,6 +74,7 @@ fn told(examined: &Examined, settings: &Settings) -> Vec<Finding> {
     findings.push(of_schema(*schema));
     findings.push(of_master_key(master_key));
     findings.extend(clock_skew.map(of_skew));
+    findings.extend(clock_jumped_by.map(of_jump));
     findings
 }
 
@@ -117,11 +118,35 @@ fn of_master_key(fit: &MasterKeyFit) -> Finding {
     }
 }
 
+fn of_jump(jumped_by: Duration) -> Finding {
+    let hours = jumped_by.as_secs() / 3600;
+    Finding::wrong(
+        "clock",
+        format!(
+            "the clock of this machine has jumped ahead by {hours} h while a server ran: it goes on by the time before, and nothing \
+             expires or is deleted by the new one"
+        ),
+        "set the clock right, or, if it is right, run `posthaste doctor --accept-clock`",
+    )
+}
+
+/// Says that the clock is right.
+pub(super) fn accept_clock(settings: &Settings) -> Finding {
+    if settings.database_url.is_some() {
+        return Finding::ok("clock", "with PostgreSQL the database's clock counts; there is nothing to accept");
+    }
+    match Sqlite::accept_clock(&settings.data_dir) {
+        Ok(true) => Finding::ok("clock", "accepted: a server that runs goes by it within two seconds, and the next start at once"),
+        Ok(false) => Finding::ok("clock", "no server has seen it jump; there is nothing to accept"),
+        Err(error) => unusable(&error, "check the owner and the permissions of the files in the data directory"),
+    }
+}
+
 fn of_skew(skew: Duration) -> Finding {
     let words = format!("the clock of this machine and that of the database are {} ms apart", skew.as_millis());
     let remedy = "let both follow a time server (NTP)";
     if skew > SKEW_MAX {
-        Finding::wrong("clock", format!("{words}: receivers may refuse signatures"), remedy)
+        Finding::wrong("clock", format!("{words}: a node on this machine is not ready"), remedy)
     } else if skew > SKEW_ODD {
         Finding::warning("clock", words, remedy)
     } else {

@@ -1,7 +1,7 @@
 //! `posthaste doctor`: what is wrong with an installation, in plain words, each with what to do about it.
 //!
 //! It goes by the same settings as the server and looks at what the server would find: at its directory, its database, its
-//! machine and its network. It changes nothing and takes no lock, so that it may be asked at any time.
+//! machine and its network. It changes nothing, unless it is told to accept a clock, and takes no lock, so that it may be asked at any time.
 
 mod database;
 mod directory;
@@ -28,6 +28,9 @@ pub(crate) struct Doctor {
     reach: Vec<String>,
     #[arg(long, value_name = "URL", help = "The server to ask [env: POSTHASTE_URL] [default: the one of this machine]")]
     url: Option<String>,
+    /// Say that the clock of this machine is right after it has jumped: what expires and is deleted goes by it again. The only thing that `doctor` changes
+    #[arg(long)]
+    accept_clock: bool,
     /// For scripts
     #[arg(long)]
     json: bool,
@@ -58,6 +61,9 @@ impl Doctor {
             let words = "it is not looked at, because the setting that names it cannot be read";
             findings.push(Finding::wrong("database", words, "mend the setting first"));
         } else {
+            if self.accept_clock {
+                findings.push(database::accept_clock(&settings));
+            }
             findings.extend(directory::look(&settings));
             findings.extend(database::look(&settings).await);
         }

@@ -120,6 +120,21 @@ fn a_server_that_was_killed_is_told_apart_and_its_log_is_left_alone() {
 }
 
 #[test]
+fn i35_a_clock_that_a_server_does_not_believe_is_told_and_can_be_accepted() {
+    let mut server = Server::start("doctor-clock");
+    says(&run(server.command(&["doctor", "--accept-clock"]), ""), "ok", "clock", "there is nothing to accept");
+    server.end(false);
+    let database = rusqlite::Connection::open(server.directory.join("posthaste-data/posthaste.db")).unwrap();
+    let year = 365 * 86_400_000_u64;
+    database.execute("INSERT INTO words VALUES ('clock_suspect', ?1)", [format!("0 1800000000000 {year} a-boot")]).unwrap();
+    drop(database);
+    says(&run(server.command(&["doctor"]), ""), "wrong", "clock", "has jumped ahead by 8760 h");
+    says(&run(server.command(&["doctor", "--accept-clock"]), ""), "ok", "clock", "accepted");
+    let found = run(server.command(&["doctor"]), "");
+    assert!(!found.out.contains("jumped"), "{}", found.out);
+}
+
+#[test]
 fn where_nothing_was_started_yet_nothing_is_wrong_and_nothing_is_made() {
     let place = Place::new("new");
     let found = place.doctor(&[]);
@@ -386,9 +401,9 @@ fn a_postgresql_that_is_gone_unsafe_foreign_or_apart_in_time_is_wrong() {
     let library = shim(&place);
     let mut ahead = place.command(&given);
     ahead.env("LD_PRELOAD", &library).env("SHIM_OFFSET_SECONDS", "90");
-    says(&run(ahead, ""), "wrong", "clock", "receivers may refuse signatures");
+    says(&run(ahead, ""), "wrong", "clock", "is not ready");
     let mut ahead = place.command(&given);
-    ahead.env("LD_PRELOAD", &library).env("SHIM_OFFSET_SECONDS", "5");
+    ahead.env("LD_PRELOAD", &library).env("SHIM_OFFSET_SECONDS", "3");
     says(&run(ahead, ""), "warning", "clock", "apart");
 
     postgres.psql("CREATE TABLE schema (version BIGINT, usable_from BIGINT); INSERT INTO schema VALUES (99, 99)");

@@ -1,4 +1,7 @@
-//! What owners want done, done in two steps: at one moment the store sees it, at a later one the owner hears of it.
+//! What owners want done, carried out by the engine's own executor against a store that fails.
+//!
+//! Each call has two moments: at one the store sees it, at a later one the node hears of it. In between the node can die; the
+//! store can fail before it has written anything, or after; calls of different effects overtake each other.
 
 use std::time::Duration;
 
@@ -6,24 +9,75 @@ use posthaste_core::delivery::State;
 use posthaste_core::endpoint::{Override, Status};
 use posthaste_core::id::EndpointId;
 use posthaste_core::timeout::Mode;
-use posthaste_engine::{Deed, Life, Wake};
-use posthaste_store::{HandedOver, Partition, Record, Recorded, RecordedAs, TakenUp};
+use posthaste_engine::{
+    After, Bodiless, CallFailure, Deed, Execution, HANDED_OVER_ASKED_EVERY, Next, Plan, Progress, StoreCall, StoreReply, Wake, plan,
+};
+use posthaste_store::{Error, HandedOver, NodeId, Page, Partition, Record, Recorded, RecordedAs, TakenUp, WindowAsked};
 use rand::RngExt;
+use tokio::sync::mpsc::unbounded_channel;
 
 use super::store::{number_of_delivery, row_number};
 use super::{Before, Member, RULES, Step, World, endpoint_number};
 use crate::checker::Violation;
 
-/// Endpoints with work in one page.
-const WORK_PAGE: usize = 2;
+/// Rows that are looked at in one page of a sweep.
+const SWEEP_ROWS: usize = 20;
 /// Rows that are stamped anew in one step.
 const RESTAMP_ROWS: usize = 10;
+
+/// An effect that is being carried out, and by whom.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) node: usize,
+    incarnation: u64,
+    member: u64,
+    pub(super) execution: Execution,
+}
+
+/// Deliveries whose turn has come and that are not sent yet: something has to be read or written first.
+fn begun(deed: &Deed) -> Vec<Bodiless> {
+    match deed {
+        Deed::ReadBodies { wanted, .. } => wanted.clone(),
+        Deed::Record { after, .. } => after.iter().filter_map(probe).collect(),
+        Deed::Send(_)
+        | Deed::FindWork
+        | Deed::ScanGap { .. }
+        | Deed::TakeUp { .. }
+        | Deed::Read { .. }
+        | Deed::CompareVersions { .. }
+        | Deed::Restamp { .. }
+        | Deed::LookUp { .. }
+        | Deed::See { .. }
+        | Deed::Show(_)
+        | Deed::Notice(_)
+        | Deed::HandOver { .. } => vec![],
+    }
+}
+
+fn probe(after: &After) -> Option<Bodiless> {
+    match after {
+        After::Probe(wanted) => Some(*wanted),
+        After::Flight { .. } | After::Withdrawn { .. } | After::Nothing => None,
+    }
+}
+
+/// Whose turn has come.
+pub(super) fn turns(deed: &Deed) -> Vec<usize> {
+    if let Deed::Send(sending) = deed
+        && !sending.errand.is_test
+    {
+        return vec![row_number(sending.errand.seq)];
+    }
+    begun(deed).iter().map(|wanted| row_number(wanted.seq)).collect()
+}
 
 impl World {
     /// Something happens to an owner, and it does what it wants to do about it.
     pub(super) fn deliver(&mut self, node: usize, wake: Wake) -> Result<(), Violation> {
         let member = (node, self.nodes[node].member);
-        let Some(owner) = self.nodes[node].owner.as_mut() else { return Ok(()) };
+        if self.nodes[node].owner.is_none() {
+            return Ok(());
+        }
         let (mut heard, mut bodies) = (None, Vec::new());
         match &wake {
             Wake::Answered { errand, .. } if !errand.is_test => heard = Some(errand.delivery),
@@ -51,26 +105,46 @@ impl World {
                     }
                 }
             }
+            Wake::Recorded { after, results, .. } => {
+                // A probe whose lane is somebody else's by now does not go.
+                for (after, result) in after.iter().zip(results) {
+                    if let After::Probe(wanted) = after
+                        && *result == RecordedAs::NotOwner
+                        && let Some(hit) = self.bodiless.remove(&(member, wanted.delivery))
+                    {
+                        self.in_flight.remove(&hit);
+                    }
+                }
+            }
             Wake::Owns(_)
             | Wake::LeaseEnded
             | Wake::GiveUp(_)
             | Wake::RecordedElsewhere { .. }
             | Wake::Work(_)
             | Wake::Fed(_)
+            | Wake::FeedOverflowed
+            | Wake::GapScanned { .. }
+            | Wake::EndpointUnreadable { .. }
             | Wake::Read { .. }
             | Wake::Answered { .. }
             | Wake::NotSent { .. }
-            | Wake::Recorded { .. }
             | Wake::ConfigurationMoved
             | Wake::Versions { .. }
             | Wake::Restamped { .. }
             | Wake::Overdue(_)
             | Wake::Asked(_)
             | Wake::LookedUp { .. }
-            | Wake::Seen { .. }
-            | Wake::NotCounted(_) => {}
+            | Wake::Seen { .. } => {}
         }
-        owner.wake(self.now, wake);
+        // That something was dropped is heard before what came after it.
+        if std::mem::take(&mut self.nodes[node].feed_has_overflowed)
+            && let Some(owner) = self.nodes[node].owner.as_mut()
+        {
+            owner.wake(self.now, Wake::FeedOverflowed);
+        }
+        if let Some(owner) = self.nodes[node].owner.as_mut() {
+            owner.wake(self.now, wake);
+        }
         self.pump(node)?;
         // Whatever was heard has been decided about, and whatever could be sent has been.
         if let Some(delivery) = heard
@@ -80,7 +154,15 @@ impl World {
             return Err(Violation { promise: "I1", what });
         }
         for delivery in bodies {
-            if self.bodiless.contains_key(&(member, delivery)) {
+            let number = number_of_delivery(delivery);
+            let partition = self.store.rows[number].partition;
+            let is_own = self.nodes[node].owner.as_ref().is_some_and(|owner| owner.partitions().contains(&partition));
+            if let Some(hit) = self.bodiless.get(&(member, delivery)).copied().filter(|_| !is_own) {
+                // Given up while its payload was read: the next owner sends it.
+                self.visit("edge", "given back unsent");
+                self.bodiless.remove(&(member, delivery));
+                self.in_flight.remove(&hit);
+            } else if self.bodiless.contains_key(&(member, delivery)) {
                 let what = format!("{delivery} at {}: its payload was found and it is not sent", self.now.to_rfc3339());
                 return Err(Violation { promise: "I1", what });
             }
@@ -113,75 +195,163 @@ impl World {
         self.nodes[node].counts_soon = false;
         let now = self.now;
         if let Some(owner) = self.nodes[node].owner.as_mut() {
-            owner.count();
             owner.show(now);
         }
         self.pump(node)
     }
 
-    pub(super) fn perform(&mut self, node: usize, deed: Deed) -> Result<(), Violation> {
+    /// Begins everything that an owner wants done now.
+    pub(super) fn perform_all(&mut self, node: usize, deeds: Vec<Deed>) -> Result<(), Violation> {
         let (incarnation, member) = (self.nodes[node].incarnation, self.nodes[node].member);
-        let mut delay = self.soon(5);
-        match &deed {
-            Deed::Send(_)
-            | Deed::FindWork
-            | Deed::Restamp { .. }
-            | Deed::Show(_)
-            | Deed::TakeUp { .. }
-            | Deed::CompareVersions { .. }
-            | Deed::LookUp { .. }
-            | Deed::See { .. }
-            | Deed::Count(_)
-            | Deed::Notice(_) => {}
-            Deed::Read { .. } => delay = self.store_takes(),
-            Deed::ReadBodies { wanted, .. } => {
-                delay = self.store_takes();
-                for wanted in wanted.iter().filter(|_| self.may_send(node)).collect::<Vec<_>>() {
-                    let hit = self.turn(node, number_of_delivery(wanted.delivery))?;
-                    self.bodiless.insert(((node, member), wanted.delivery), hit);
-                }
+        for wanted in deeds.iter().flat_map(begun).collect::<Vec<_>>() {
+            let key = ((node, member), wanted.delivery);
+            if self.may_send(node) && !self.bodiless.contains_key(&key) {
+                let hit = self.turn(node, number_of_delivery(wanted.delivery))?;
+                self.bodiless.insert(key, hit);
             }
-            Deed::Record { records, .. } => {
-                let is_asked = |record: &Record| matches!(&record.recorded, Recorded::Moved { audit: Some(_), .. });
-                // What comes in between is what can go wrong with a wish.
-                let more = if records.iter().any(is_asked) && self.random.random_range(0..3u32) == 0 { 400 } else { 0 };
-                delay = self.record_takes(node, more);
-            }
-            Deed::HandOver { .. } => delay = self.record_takes(node, 0),
         }
-        let step = match deed {
-            Deed::Send(sending) => return self.send(node, *sending),
-            // What others see of lanes is looked at where it is made; whom people are told is nobody's promise here.
-            Deed::Show(_) | Deed::Notice(_) => return Ok(()),
-            Deed::FindWork => Step::FindWork { node, incarnation, after: None },
-            Deed::Restamp { life, endpoint } => {
-                Step::Restamp { node, incarnation, life, endpoint: endpoint_number(endpoint), after: 0 }
-            }
-            Deed::TakeUp { .. }
-            | Deed::Read { .. }
-            | Deed::ReadBodies { .. }
-            | Deed::Record { .. }
-            | Deed::CompareVersions { .. }
-            | Deed::LookUp { .. }
-            | Deed::See { .. }
-            | Deed::Count(_)
-            | Deed::HandOver { .. } => Step::Do { node, incarnation, member, deed: Box::new(deed) },
+        // Whom people are told is nobody's promise here.
+        let Plan { executions, sends, notices: _ } = plan(deeds, self.now, Some(NodeId(0)));
+        for sending in sends {
+            self.send(node, *sending)?;
+        }
+        for (execution, progress) in executions {
+            self.goes_on(Box::new(Running { node, incarnation, member, execution }), progress)?;
+        }
+        Ok(())
+    }
+
+    fn goes_on(&mut self, running: Box<Running>, progress: Progress) -> Result<(), Violation> {
+        let Running { node, incarnation, member, .. } = *running;
+        let call = match progress.next {
+            Next::Call(call) => Some((Duration::ZERO, call)),
+            Next::CallAfter(pause, call) => Some((pause, call)),
+            Next::Done => None,
         };
-        self.later(delay, step);
+        if let Some((pause, call)) = call {
+            let delay = pause + self.store_takes(&call);
+            self.later(delay, Step::Call { running, call: Box::new(call) });
+        }
+        for wake in progress.inputs {
+            self.arrives(node, incarnation, member, wake)?;
+        }
         Ok(())
     }
 
     /// Mostly at once; now and then a busy store takes its time.
-    fn store_takes(&mut self) -> Duration {
+    fn store_takes(&mut self, call: &StoreCall) -> Duration {
         let most = if self.random.random_range(0..100u32) == 0 { 300 } else { 5 };
-        self.soon(most)
+        let is_asked = |record: &Record| matches!(&record.recorded, Recorded::Moved { audit: Some(_), .. });
+        // What comes in between is what can go wrong with a wish.
+        let is_wish = matches!(call, StoreCall::Record(records) if records.iter().any(is_asked));
+        let more = if is_wish && self.random.random_range(0..3u32) == 0 { 400 } else { 0 };
+        self.soon(most + more)
     }
 
-    fn record_takes(&mut self, node: usize, more: u64) -> Duration {
-        let takes = self.store_takes() + self.soon(5 + more);
-        let at = (self.now + takes).max(self.nodes[node].records_until);
-        self.nodes[node].records_until = at;
-        at.since(self.now)
+    /// The store sees a call. If whoever made it has died since, only its last words may still be heard.
+    pub(super) fn call(&mut self, running: Box<Running>, call: StoreCall) -> Result<(), Violation> {
+        let writer = (running.node, running.member);
+        if self.nodes[running.node].incarnation != running.incarnation {
+            if let StoreCall::Record(records) = &call {
+                self.visit("fault", "record of a dead node");
+                if self.nodes[running.node].last_words > 0 {
+                    self.nodes[running.node].last_words -= 1;
+                    self.visit("fault", "record of a dead node is committed");
+                    self.commit_records(writer, records)?;
+                }
+            }
+            return Ok(());
+        }
+        let is_out = self.now < self.store_fails_until;
+        let result = match self.random.random_range(0..900u32) {
+            _ if is_out => Err(CallFailure::Store(Error::Unavailable("the store is away".into()))),
+            0 if !self.is_healed => Err(CallFailure::Store(Error::Unavailable("the store is busy".into()))),
+            // It was written, and nobody hears of it.
+            1 if !self.is_healed => self.reply(writer, call)?.and(Err(CallFailure::Store(Error::Unknown))),
+            2 if !self.is_healed => self.reply(writer, call)?.and(Err(CallFailure::Panicked)),
+            3 if !self.is_healed => Err(CallFailure::Panicked),
+            _ => self.reply(writer, call)?,
+        };
+        if let Err(failure) = &result {
+            let name = match failure {
+                CallFailure::Store(Error::Unavailable(_)) => "store unavailable",
+                CallFailure::Store(Error::Unknown) => "answer of the store lost",
+                CallFailure::Store(Error::Corrupt { .. }) => "unreadable",
+                CallFailure::Store(Error::Overloaded { .. } | Error::Unusable(_) | Error::TooNew) => "refused",
+                CallFailure::Panicked => "call panicked",
+            };
+            self.visit("fault", name);
+            self.store_failed_at = self.now;
+        }
+        let delay = self.soon(5);
+        self.later(delay, Step::Returned { running, result: Box::new(result) });
+        Ok(())
+    }
+
+    /// The node hears what became of a call.
+    pub(super) fn returned(&mut self, mut running: Box<Running>, result: Result<StoreReply, CallFailure>) -> Result<(), Violation> {
+        if self.nodes[running.node].incarnation != running.incarnation {
+            return Ok(());
+        }
+        let progress = running.execution.completed(result);
+        self.goes_on(running, progress)
+    }
+
+    /// What the store answers at this moment.
+    fn reply(&mut self, writer: Member, call: StoreCall) -> Result<Result<StoreReply, CallFailure>, Violation> {
+        Ok(Ok(match call {
+            StoreCall::Work { after, limit } => StoreReply::Work(self.store.work(&self.endpoints, after, limit)),
+            StoreCall::Sweep { after, limit } => StoreReply::Sweep(self.store.sweep(after, limit.min(SWEEP_ROWS), &self.endpoints)),
+            StoreCall::TakeUp(endpoints) => {
+                if endpoints.iter().any(|endpoint| self.endpoints[endpoint_number(*endpoint)].is_unreadable) {
+                    return Ok(Err(CallFailure::Store(Error::Corrupt { what: "endpoint" })));
+                }
+                let take_up = |id: &EndpointId| self.store.take_up(endpoint_number(*id), &self.endpoints, &self.tenants);
+                StoreReply::TakeUp(endpoints.iter().map(take_up).collect())
+            }
+            StoreCall::Windows(asked) => {
+                let window =
+                    |WindowAsked { endpoint, want, limit }| self.store.window(writer.0, endpoint_number(endpoint), &want, limit);
+                StoreReply::Windows(asked.into_iter().map(window).collect())
+            }
+            StoreCall::Bodies(seqs) => StoreReply::Bodies(self.store.bodies(seqs.into_iter())),
+            StoreCall::Record(records) => StoreReply::Record(self.commit_records(writer, &records)?),
+            StoreCall::DeliveriesAt(seqs) => {
+                let rows = seqs.into_iter().map(|seq| self.store.delivery_row(row_number(seq), &self.endpoints, &self.tenants));
+                StoreReply::DeliveriesAt(rows.collect())
+            }
+            StoreCall::Attempts(delivery) => StoreReply::Attempts(self.store.attempts_of(delivery)),
+            StoreCall::TenantVersions(tenants) => {
+                let version = |id: &_| self.tenants.iter().find(|tenant| tenant.id == *id).map_or(0, |tenant| tenant.version);
+                StoreReply::TenantVersions(tenants.iter().map(version).collect())
+            }
+            StoreCall::Restamp { endpoint, after, limit } => {
+                let number = endpoint_number(endpoint);
+                let after = usize::try_from(after).expect("a small number");
+                let limit = limit.min(RESTAMP_ROWS);
+                let next = self.store.restamp(number, &self.endpoints[number].config, after, limit);
+                StoreReply::Restamp(next.map(|next| next as u64))
+            }
+            StoreCall::Delivery(delivery) => {
+                let row = self.store.delivery_row(number_of_delivery(delivery), &self.endpoints, &self.tenants);
+                StoreReply::Delivery(Box::new(Some(row)))
+            }
+            StoreCall::Deliveries(query) => {
+                let event = query.event.expect("only those of an event are asked for");
+                let numbers = self.store.rows_of(&event).into_iter();
+                let rows = numbers.map(|number| self.store.delivery_row(number, &self.endpoints, &self.tenants)).collect();
+                StoreReply::Deliveries(Page { rows, next: None })
+            }
+            StoreCall::Statistics(query) => {
+                let endpoint = endpoint_number(query.endpoint.expect("one is asked about"));
+                StoreReply::Statistics(self.store.statistics(endpoint, query.from, query.to).into_iter().collect())
+            }
+            StoreCall::ShowLanes(_) => StoreReply::ShowLanes,
+            StoreCall::HandOver { partitions, in_flight, .. } => {
+                self.hand_over(writer, &partitions, &in_flight);
+                StoreReply::HandOver
+            }
+        }))
     }
 
     /// An owner has decided what an answer means.
@@ -193,84 +363,9 @@ impl World {
             return Err(Violation { promise: "I10", what });
         };
         let mut checker = std::mem::take(&mut self.checker);
-        let verdict = checker.decided(self, &hit, &attempt.outcome, *state, record.disables_endpoint);
+        let verdict = checker.decided(self, &hit, &attempt.outcome, *state, record);
         self.checker = checker;
         verdict
-    }
-
-    /// The store sees it. If whoever wanted it has died since, only the last words that it said may still be heard.
-    pub(super) fn do_it(&mut self, node: usize, incarnation: u64, member: u64, deed: Deed) -> Result<(), Violation> {
-        let is_dead = self.nodes[node].incarnation != incarnation;
-        if is_dead {
-            if let Deed::Record { records, .. } = &deed {
-                self.visit("fault", "record of a dead node");
-                if self.nodes[node].last_words > 0 {
-                    self.nodes[node].last_words -= 1;
-                    self.visit("fault", "record of a dead node is committed");
-                    self.commit_records((node, member), records)?;
-                }
-            }
-            return Ok(());
-        }
-        let now = self.now;
-        let wake = match deed {
-            Deed::TakeUp { life, endpoints } => {
-                let take_up =
-                    |endpoint: &EndpointId| self.store.take_up(endpoint_number(*endpoint), &self.endpoints, &self.tenants);
-                let found = endpoints.iter().map(take_up).collect();
-                Wake::TakenUp { life, asked: endpoints, found }
-            }
-            Deed::Read { life, endpoint, want, limit } => {
-                let rows = self.store.window(endpoint_number(endpoint), &want, limit);
-                Wake::Read { life, endpoint, want, rows }
-            }
-            Deed::ReadBodies { life, wanted } => {
-                let found = self.store.bodies(wanted.iter().map(|wanted| wanted.seq));
-                Wake::Bodies { life, asked: wanted, found }
-            }
-            Deed::Record { life, records, after } => {
-                let results = self.commit_records((node, member), &records)?;
-                let is_only_a_lane = records.iter().any(|record| record.recorded == Recorded::Nothing);
-                if !is_only_a_lane && self.random.random_range(0..200u32) == 0 {
-                    // Nobody hears that it was committed, so it is said again.
-                    self.visit("fault", "answer of the store lost");
-                    let delay = self.soon(100);
-                    let deed = Box::new(Deed::Record { life, records, after });
-                    self.later(delay, Step::Do { node, incarnation, member, deed });
-                    return Ok(());
-                }
-                Wake::Recorded { life, after, results }
-            }
-            Deed::CompareVersions { life, tenants } => {
-                let version = |id: &_| self.tenants.iter().find(|tenant| tenant.id == *id).map_or(0, |tenant| tenant.version);
-                let versions = tenants.into_iter().map(|id| (id.clone(), version(&id))).collect();
-                Wake::Versions { life, versions }
-            }
-            Deed::LookUp { life, asked } => {
-                let rows = self.store.look_up(&asked.command, &self.endpoints, &self.tenants);
-                Wake::LookedUp { life, asked, rows }
-            }
-            Deed::See { life, endpoint, trigger, shortened_at } => {
-                let seen = Box::new(self.store.see(now, endpoint_number(endpoint), shortened_at));
-                Wake::Seen { life, endpoint, trigger, seen }
-            }
-            Deed::Count(minutes) => {
-                self.store.count(minutes);
-                return Ok(());
-            }
-            Deed::HandOver { partitions, lanes, in_flight } => {
-                self.commit_records((node, member), &lanes)?;
-                let delay = self.record_takes(node, 0);
-                self.later(delay, Step::HandOver { node, member, partitions, in_flight });
-                return Ok(());
-            }
-            Deed::Send(_) | Deed::FindWork | Deed::Restamp { .. } | Deed::Show(_) | Deed::Notice(_) => {
-                unreachable!("not a question to the store")
-            }
-        };
-        let delay = self.soon(5);
-        self.later(delay, Step::Arrives { node, incarnation, member, wake: Box::new(wake) });
-        Ok(())
     }
 
     fn commit_records(&mut self, writer: Member, records: &[Record]) -> Result<Vec<RecordedAs>, Violation> {
@@ -288,7 +383,13 @@ impl World {
             lane.map_or(RULES.default, |lane| lane.timeout.in_force(Mode::Adaptive, &RULES).0)
         };
         let before = timeout(self);
+        let version = |world: &World| world.store.lanes.get(&endpoint).map(|lane| lane.version);
+        let version_before = version(self);
         let committed = self.store.record(self.now, writer, record);
+        if version(self) < version_before {
+            let what = format!("endpoint {endpoint} at {}: what was known before replaces what is known", self.now.to_rfc3339());
+            return Err(Violation { promise: "I27", what });
+        }
         if committed.is_forbidden {
             let what = format!("endpoint {endpoint} at {}: written under an old epoch", self.now.to_rfc3339());
             return Err(Violation { promise: "I31", what });
@@ -343,55 +444,48 @@ impl World {
         match &record.recorded {
             Recorded::Attempt { attempt, .. } if !is_late => {
                 let endpoint = endpoint_number(record.endpoint);
-                let stored = self.store.memory(endpoint).breaker;
-                self.checker.recorded(number, attempt.number, stored, self.now)?;
+                let stored = self.store.lanes.get(&endpoint);
+                // Something later may have been written before this.
+                if let (Some(stored), Some(lane)) = (stored, &record.lane)
+                    && stored.version == lane.version
+                {
+                    self.checker.recorded(number, attempt.number, stored.memory.breaker, self.now)?;
+                }
             }
             Recorded::Moved { state: State::Waiting { .. }, .. } => self.checker.hurried(number),
             Recorded::Attempt { .. } | Recorded::Moved { .. } | Recorded::Nothing => {}
         }
         if is_late {
+            // The new owner asks.
             self.visit("edge", "recorded by the owner before");
-            let endpoint = record.endpoint;
-            let delivery = self.store.rows[number].delivery;
-            let delay = self.soon(10);
-            if let Some((node, member)) = self.owner_of(endpoint_number(endpoint)) {
-                let wake = Box::new(Wake::RecordedElsewhere { endpoint, delivery });
-                let incarnation = self.nodes[node].incarnation;
-                self.later(delay, Step::Arrives { node, incarnation, member, wake });
+            // What waits again the new owner may have begun by itself.
+            if self.store.rows[number].due().is_none() {
+                self.recorded_elsewhere.push((self.now, number));
             }
         }
         Ok(())
     }
 
-    /// One page after another.
-    pub(super) fn find_work(&mut self, node: usize, incarnation: u64, after: Option<EndpointId>) {
+    /// A node asks what became of what an owner before has had in flight.
+    pub(super) fn ask_handed_over(&mut self, node: usize, incarnation: u64) {
         if self.nodes[node].incarnation != incarnation {
             return;
         }
-        let page = self.store.work(&self.endpoints, after, WORK_PAGE);
-        let (delay, member) = (self.soon(5), self.nodes[node].member);
-        if page.len() == WORK_PAGE {
-            let again = self.soon(5);
-            self.later(again, Step::FindWork { node, incarnation, after: page.last().copied() });
-        }
-        self.later(delay, Step::Arrives { node, incarnation, member, wake: Box::new(Wake::Work(page)) });
-    }
-
-    /// Some rows after others; whoever dies over it leaves the rest as they were.
-    pub(super) fn restamp(&mut self, node: usize, incarnation: u64, life: Life, endpoint: usize, after: usize) {
-        if self.nodes[node].incarnation != incarnation {
-            self.visit("fault", "died while it stamped rows anew");
+        let (claim, mut asked) = self.nodes[node].handed_over.asked();
+        self.nodes[node].asks_soon = !asked.is_empty();
+        if asked.is_empty() {
             return;
         }
-        let delay = self.soon(5);
-        let goes_on = self.store.restamp(endpoint, &self.endpoints[endpoint].config, after, RESTAMP_ROWS);
-        let step = if let Some(after) = goes_on {
-            Step::Restamp { node, incarnation, life, endpoint, after }
-        } else {
-            let wake = Box::new(Wake::Restamped { life, endpoint: self.endpoints[endpoint].id });
-            Step::Arrives { node, incarnation, member: self.nodes[node].member, wake }
-        };
-        self.later(delay, step);
+        asked.sort_unstable();
+        let left = self.store.handed_over_left(self.now, &asked);
+        let (inbox, mut wakes) = unbounded_channel();
+        self.nodes[node].handed_over.settle(claim, &asked, &left, &inbox);
+        while let Ok(wake) = wakes.try_recv() {
+            self.visit("edge", "heard that the owner before has recorded it");
+            let (delay, member) = (self.soon(5), self.nodes[node].member);
+            self.later(delay, Step::Arrives { node, incarnation, member, wake: Box::new(wake) });
+        }
+        self.later(HANDED_OVER_ASKED_EVERY, Step::AskHandedOver { node, incarnation });
     }
 
     /// A node that stops has finished what it had begun: it says what it knows, and nobody owns what it had.
@@ -400,13 +494,8 @@ impl World {
         let now = self.now;
         let owner = self.nodes[node].owner.as_mut().expect("only who runs can stop");
         let is_late = !owner.is_at_rest();
-        owner.count();
-        let (deeds, lanes, partitions) = (owner.next_deeds(now), owner.lane_states(), owner.partitions());
-        for deed in deeds {
-            if let Deed::Count(minutes) = deed {
-                self.store.count(minutes);
-            }
-        }
+        drop(owner.next_deeds(now));
+        let (lanes, partitions) = (owner.lane_states(), owner.partitions());
         self.visit("edge", if is_late { "stopped too late" } else { "stopped" });
         self.commit_records(member, &lanes)?;
         self.die(node);
@@ -422,9 +511,8 @@ impl World {
     /// Whether something that it has given up is not yet known to be.
     pub(super) fn is_handing_over(&self, leaver: usize) -> bool {
         self.pending.values().any(|step| {
-            let is_asked =
-                matches!(step, Step::Do { node, deed, .. } if *node == leaver && matches!(**deed, Deed::HandOver { .. }));
-            is_asked || matches!(step, Step::HandOver { node, .. } if *node == leaver)
+            let (Step::Call { running, .. } | Step::Returned { running, .. }) = step else { return false };
+            running.node == leaver && running.execution.is_hand_over()
         })
     }
 

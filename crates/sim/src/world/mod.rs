@@ -20,22 +20,23 @@ use std::time::Duration;
 
 use posthaste_core::admission::{self, Facts, HoldReason, LaneFacts, Standing};
 use posthaste_core::bucket::RateLimit;
-use posthaste_core::delivery::Outcome;
+use posthaste_core::delivery::{Outcome, State};
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
 use posthaste_core::plant::{self, Plant};
 use posthaste_core::scheduler::{Entry, LaneConfig, Limits, TenantConfig};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::{Mode, TimeoutRules};
-use posthaste_engine::{Deed, Errand, Life, Options, Owner, Wake};
-use posthaste_store::{HandedOver, Partition, partition_of};
+use posthaste_engine::{CallFailure, Deed, Errand, HandedOver, Life, Options, Owner, StoreCall, StoreReply, Sweeper, Wake};
+use posthaste_store::{Partition, partition_of};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::checker::{Checker, Hit, Violation};
 use crate::draw::{self, Mood};
 
-use people::{Question, Replay};
-use store::{Holding, Store};
+use deeds::{Running, turns};
+use people::{Publishing, Question, Replay};
+use store::{Holding, Kind, Store};
 pub(crate) use store::{Member, Row};
 
 /// Small, so that windows, caps and refills are met in every world.
@@ -71,12 +72,81 @@ pub(crate) struct Endpoint {
     pub(crate) mode: Mode,
     pub(crate) url: String,
     pub(crate) deleted_at: Option<Timestamp>,
+    /// What is stored of it is damaged.
+    pub(crate) is_unreadable: bool,
     /// When what is said now was answered to whoever said it.
     pub(crate) changed_at: Timestamp,
     /// What was said before that.
     pub(crate) before: Before,
     mood: Mood,
     created_at: Timestamp,
+}
+
+/// How large a world is. Most are small: a mistake is found sooner in many of them than in a large one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Size {
+    Small,
+    /// Many more ordering keys than a window holds.
+    ManyKeys,
+    ManyTenants,
+}
+
+impl Size {
+    fn draw(random: &mut ChaCha8Rng) -> Size {
+        match random.random_range(0..40u32) {
+            0 => Size::ManyKeys,
+            1 => Size::ManyTenants,
+            _ => Size::Small,
+        }
+    }
+
+    fn tenants(self, random: &mut ChaCha8Rng) -> usize {
+        match self {
+            Size::Small => random.random_range(1..=4),
+            Size::ManyKeys => 1,
+            Size::ManyTenants => 30,
+        }
+    }
+
+    fn endpoints(self, random: &mut ChaCha8Rng) -> usize {
+        match self {
+            Size::Small => random.random_range(1..=3),
+            Size::ManyKeys | Size::ManyTenants => random.random_range(1..=2),
+        }
+    }
+
+    fn events(self, random: &mut ChaCha8Rng) -> u32 {
+        match self {
+            Size::Small => random.random_range(20..250),
+            Size::ManyKeys | Size::ManyTenants => random.random_range(300..600),
+        }
+    }
+}
+
+/// What is published.
+#[derive(Clone, Copy, Debug)]
+struct Traffic {
+    /// How many ordering keys are in use.
+    keys: u32,
+    keyed_percent: u32,
+    /// Of the events with a key, how many are to be delivered at a later time.
+    keyed_ahead_percent: u32,
+}
+
+impl Traffic {
+    fn draw(size: Size, random: &mut ChaCha8Rng) -> Traffic {
+        let keyed_ahead_percent = [10, 10, 70][random.random_range(0..3usize)];
+        match size {
+            // A window holds fewer than the most of these.
+            Size::Small => {
+                let keys = [3, 3, 3 * LIMITS.window][random.random_range(0..3usize)];
+                let keys = u32::try_from(keys).expect("a few");
+                Traffic { keys, keyed_percent: if keys > 3 { 50 } else { 25 }, keyed_ahead_percent }
+            }
+            Size::ManyKeys => Traffic { keys: 300, keyed_percent: 80, keyed_ahead_percent },
+            Size::ManyTenants => Traffic { keys: 3, keyed_percent: 25, keyed_ahead_percent },
+        }
+    }
 }
 
 /// What was in force until the last change.
@@ -96,6 +166,7 @@ pub(crate) struct Tenant {
     created_at: Timestamp,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "each is something else that a node is about to do")]
 struct Node {
     /// `None` while it is down.
     owner: Option<Owner>,
@@ -113,8 +184,17 @@ struct Node {
     lease_ends_at: Option<Timestamp>,
     /// Of the records that were on their way when it died, so many are still committed.
     last_words: u32,
-    /// Records are committed in the order in which they were wanted.
-    records_until: Timestamp,
+    /// News of commits comes in the order of the commits.
+    feed_until: Timestamp,
+    /// News of some commit did not fit.
+    feed_has_overflowed: bool,
+    started_at: Timestamp,
+    sweeper: Sweeper,
+    /// The next sweep is planned. While nothing is being written none is: it would find nothing.
+    sweeps_soon: bool,
+    /// What owners before may still record, and whether that is asked about soon.
+    handed_over: HandedOver,
+    asks_soon: bool,
     counts_soon: bool,
     /// It was told to stop, and does so by then.
     stops_by: Option<Timestamp>,
@@ -123,24 +203,47 @@ struct Node {
 #[derive(Debug)]
 enum Step {
     Publish,
+    /// Deliveries become visible.
+    Commit {
+        publishing: Publishing,
+    },
     /// A node hears of its own commit.
     Feed {
         node: usize,
         incarnation: u64,
-        row: usize,
-        /// As it was committed.
-        entry: Box<Entry>,
+        /// As they were committed.
+        entries: Vec<(usize, Entry)>,
     },
-    /// The owner hears that an endpoint may have something to send: by a notification, or by a sweep.
-    Hint {
-        endpoint: usize,
-    },
-    /// What an owner wants done happens in the store.
-    Do {
+    /// A node looks for what others have committed.
+    Sweep {
         node: usize,
         incarnation: u64,
-        member: u64,
-        deed: Box<Deed>,
+    },
+    /// A node's loop comes round.
+    Turn {
+        node: usize,
+    },
+    /// The store sees a call.
+    Call {
+        running: Box<Running>,
+        call: Box<StoreCall>,
+    },
+    /// A node hears what became of its call.
+    Returned {
+        running: Box<Running>,
+        result: Box<Result<StoreReply, CallFailure>>,
+    },
+    /// A node asks whether the owner before has recorded what it had in flight.
+    AskHandedOver {
+        node: usize,
+        incarnation: u64,
+    },
+    /// The store does not answer for a while.
+    Outage,
+    /// What is stored of an endpoint cannot be read, until somebody repairs it.
+    Damage,
+    Repair {
+        endpoint: usize,
     },
     /// An owner hears of something.
     Arrives {
@@ -148,24 +251,6 @@ enum Step {
         incarnation: u64,
         member: u64,
         wake: Box<Wake>,
-    },
-    FindWork {
-        node: usize,
-        incarnation: u64,
-        after: Option<EndpointId>,
-    },
-    Restamp {
-        node: usize,
-        incarnation: u64,
-        life: Life,
-        endpoint: usize,
-        after: usize,
-    },
-    HandOver {
-        node: usize,
-        member: u64,
-        partitions: Vec<Partition>,
-        in_flight: Vec<HandedOver>,
     },
     /// A receiver has answered.
     Answer {
@@ -244,6 +329,7 @@ pub(crate) struct World {
     pub(crate) store: Store,
     pub(crate) endpoints: Vec<Endpoint>,
     pub(crate) tenants: Vec<Tenant>,
+    traffic: Traffic,
     nodes: Vec<Node>,
     /// Deliveries whose turn has come, until their receiver has answered.
     pub(crate) in_flight: BTreeMap<usize, Hit>,
@@ -256,8 +342,18 @@ pub(crate) struct World {
     /// Sent, and the record of it is not committed.
     unrecorded: BTreeMap<usize, Member>,
     questions: Vec<Question>,
+    /// When a number was last taken.
+    numbered_at: Timestamp,
+    store_fails_until: Timestamp,
+    /// When a node last ran again after it was frozen.
+    thawed_at: Timestamp,
+    /// Rows that have ended lately, as owners before have recorded.
+    recorded_elsewhere: Vec<(Timestamp, usize)>,
+    /// When a call last failed: what follows from it may be late.
+    pub(crate) store_failed_at: Timestamp,
     event_count: u64,
     hit_count: usize,
+    attempt_count: u128,
     publishing_until: Timestamp,
     is_healed: bool,
     checker: Checker,
@@ -298,6 +394,8 @@ impl World {
             endpoints_known_max: [1, 100_000][random.random_range(0..2usize)],
             ..Options::default()
         };
+        let size = Size::draw(&mut random);
+        let node_count = random.random_range(1..=3usize);
         let mut world = World {
             now,
             limits,
@@ -305,10 +403,11 @@ impl World {
             steps: BinaryHeap::new(),
             pending: BTreeMap::new(),
             step_number: 0,
-            // Every other world has a store like PostgreSQL's.
-            store: if seed % 2 == 1 { Store::cautious() } else { Store::default() },
+            // Where there are several nodes, they share a database.
+            store: Store::new(if node_count == 1 && seed.is_multiple_of(2) { Kind::Sqlite } else { Kind::Postgres }),
             endpoints: Vec::new(),
             tenants: Vec::new(),
+            traffic: Traffic::draw(size, &mut random),
             nodes: Vec::new(),
             in_flight: BTreeMap::new(),
             turning: BTreeSet::new(),
@@ -316,15 +415,21 @@ impl World {
             answered: BTreeMap::new(),
             unrecorded: BTreeMap::new(),
             questions: Vec::new(),
+            numbered_at: now,
+            store_fails_until: now,
+            thawed_at: now,
+            recorded_elsewhere: Vec::new(),
+            store_failed_at: now,
             event_count: 0,
             hit_count: 0,
+            attempt_count: 0,
             publishing_until: now + Duration::from_hours(hours),
             is_healed: false,
             checker: Checker::default(),
             report: Report { seed, hash: 0xcbf2_9ce4_8422_2325, ..Report::default() },
             random: ChaCha8Rng::seed_from_u64(seed ^ 0x5eed),
         };
-        for _ in 0..random.random_range(1..=3usize) {
+        for _ in 0..node_count {
             world.nodes.push(Node {
                 owner: Some(Owner::new(now, world.options.clone())),
                 incarnation: 0,
@@ -334,19 +439,27 @@ impl World {
                 reaches_the_store: false,
                 lease_ends_at: None,
                 last_words: 0,
-                records_until: now,
+                feed_until: now,
+                feed_has_overflowed: false,
+                started_at: now,
+                sweeper: Sweeper::default(),
+                sweeps_soon: false,
+                handed_over: HandedOver::default(),
+                asks_soon: false,
                 counts_soon: false,
                 stops_by: None,
             });
         }
-        for number in 0..random.random_range(1..=4usize) {
+        for number in 0..size.tenants(&mut random) {
             let id = TenantId::parse(&format!("tenant-{number}")).expect("a valid id");
             let config = draw::tenant_config(&mut world.random);
             let partition = partition_of(&id);
             let owner = Some((number % world.nodes.len(), 0));
-            world.store.partitions.insert(partition, Holding { owner, epoch: 1, is_handed_over: false, is_trusted: true });
+            let holding = Holding { owner, epoch: 1, is_handed_over: false, is_trusted: true };
+            // Some share one.
+            world.store.partitions.entry(partition).or_insert(holding);
             world.tenants.push(Tenant { id, config, partition, version: 1, created_at: now });
-            for _ in 0..random.random_range(1..=3usize) {
+            for _ in 0..size.endpoints(&mut random) {
                 let config = draw::lane_config(&mut world.random);
                 let mood = draw::mood(&mut world.random);
                 let mode = draw::timeout_mode(&mut world.random);
@@ -360,6 +473,7 @@ impl World {
                     mode,
                     url,
                     deleted_at: None,
+                    is_unreadable: false,
                     changed_at: now,
                     mood,
                     created_at: now,
@@ -369,14 +483,15 @@ impl World {
         for node in 0..world.nodes.len() {
             world.later(Duration::ZERO, Step::Claim { node });
         }
-        world.plan();
+        world.sweeps_go_on();
+        world.plan(size);
         world
     }
 
     /// Everything that will happen from outside.
-    fn plan(&mut self) {
+    fn plan(&mut self, size: Size) {
         let span = self.publishing_until.since(self.now);
-        let events = self.random.random_range(20..250u32);
+        let events = size.events(&mut self.random);
         let mut busy = Vec::new();
         for _ in 0..events {
             let at = self.moment_within(span);
@@ -414,8 +529,14 @@ impl World {
                 self.later(at, step());
             }
         }
-        let troubles: [(u32, fn() -> Step); 4] =
-            [(4, || Step::Crash), (3, || Step::Freeze), (6, || Step::Transfer), (3, || Step::Stop)];
+        let troubles: [(u32, fn() -> Step); 6] = [
+            (4, || Step::Crash),
+            (3, || Step::Freeze),
+            (6, || Step::Transfer),
+            (3, || Step::Stop),
+            (3, || Step::Outage),
+            (3, || Step::Damage),
+        ];
         for (most, step) in troubles {
             for _ in 0..self.random.random_range(0..most) {
                 let at = self.moment_for_trouble(span, &busy);
@@ -466,18 +587,17 @@ impl World {
         let Some(step) = self.unless_frozen(step) else { return Ok(()) };
         match step {
             Step::Publish => self.publish(),
-            Step::Feed { node, incarnation, row, entry } => self.feed(node, incarnation, row, *entry)?,
-            Step::Hint { endpoint } => self.hint(endpoint)?,
-            Step::Do { node, incarnation, member, deed } => self.do_it(node, incarnation, member, *deed)?,
+            Step::Commit { publishing } => self.commit(publishing),
+            Step::Feed { node, incarnation, entries } => self.feed(node, incarnation, entries)?,
+            Step::Sweep { node, incarnation } => self.sweep(node, incarnation),
+            Step::Turn { node } => self.pump(node)?,
+            Step::Call { running, call } => self.call(running, *call)?,
+            Step::Returned { running, result } => self.returned(running, *result)?,
+            Step::AskHandedOver { node, incarnation } => self.ask_handed_over(node, incarnation),
+            Step::Outage => self.outage(),
+            Step::Damage => self.damage(),
+            Step::Repair { endpoint } => self.repair(endpoint),
             Step::Arrives { node, incarnation, member, wake } => self.arrives(node, incarnation, member, *wake)?,
-            Step::FindWork { node, incarnation, after } => self.find_work(node, incarnation, after),
-            Step::Restamp { node, incarnation, life, endpoint, after } => self.restamp(node, incarnation, life, endpoint, after),
-            Step::HandOver { node, member, partitions, in_flight } => {
-                self.hand_over((node, member), &partitions, &in_flight);
-                if self.nodes[node].stops_by.is_some() {
-                    self.pump(node)?;
-                }
-            }
             Step::Answer { incarnation, hit, life, errand, outcome } => self.answer(incarnation, hit, life, errand, outcome)?,
             Step::Change => self.change(),
             Step::ConfigurationMoves { node } => self.deliver(node, Wake::ConfigurationMoved)?,
@@ -520,7 +640,10 @@ impl World {
         if self.nodes[node].frozen_until.is_some() {
             return Ok(());
         }
-        let Some(owner) = self.nodes[node].owner.as_mut() else { return Ok(()) };
+        let Node { owner: Some(owner), feed_has_overflowed, .. } = &mut self.nodes[node] else { return Ok(()) };
+        if std::mem::take(feed_has_overflowed) {
+            owner.wake(self.now, Wake::FeedOverflowed);
+        }
         let deeds = owner.next_deeds(self.now);
         // What was decided about an answer comes before what follows from it.
         for deed in &deeds {
@@ -531,9 +654,7 @@ impl World {
         }
         // What goes at the same moment overtakes nobody.
         self.turning = deeds.iter().flat_map(turns).collect();
-        for deed in deeds {
-            self.perform(node, deed)?;
-        }
+        self.perform_all(node, deeds)?;
         let Some(owner) = self.nodes[node].owner.as_ref() else { return Ok(()) };
         let wakes_at = owner.wake_at();
         for (number, endpoint) in self.endpoints.iter().enumerate() {
@@ -561,8 +682,13 @@ impl World {
         if self.store.rows.is_empty() {
             return Ok(());
         }
-        let number = self.random.random_range(0..self.store.rows.len());
+        self.check_recorded_elsewhere()?;
+        let number = self.one_to_look_at();
         let row = &self.store.rows[number];
+        if matches!(row.state, State::Waiting { .. }) && row.due().is_none() {
+            // Nobody can see it yet.
+            return Ok(());
+        }
         let endpoint = &self.endpoints[row.endpoint];
         let tenant = &self.tenants[endpoint.tenant];
         let Some((node, member)) = self.store.partitions[&tenant.partition].owner else { return Ok(()) };
@@ -572,6 +698,10 @@ impl World {
             return Ok(());
         }
         let Some(owner) = &node.owner else { return Ok(()) };
+        if !owner.is_bounded() {
+            let what = format!("at {}: what a node keeps of its lanes is out of bounds", self.now.to_rfc3339());
+            return Err(Violation { promise: "I40", what });
+        }
         let shown = owner.shown(self.now, endpoint.id);
         let config = &endpoint.config;
         let lane = shown.as_ref().map_or(LaneFacts::of(config.status), |shown| LaneFacts {
@@ -580,6 +710,7 @@ impl World {
             schedule: config.schedule.as_ref(),
             rate_limit: config.rate_limit.map(|limit| (limit, shown.memory.bucket)),
             tenant_rate_limit: tenant.config.rate_limit.zip(shown.tenant_bucket),
+            is_short_of_tokens: shown.is_short_of_tokens,
             held_until: shown.memory.held_until,
             retries_from: shown.retries_from,
             has_slot: shown.has_slot,
@@ -618,6 +749,43 @@ impl World {
         verdict
     }
 
+    /// Half of the time one that has not ended.
+    fn one_to_look_at(&mut self) -> usize {
+        let endpoint = self.random.random_range(0..self.endpoints.len());
+        let waiting = self.store.waiting(endpoint).count();
+        if waiting > 0 && self.random.random_range(0..2u32) == 0 {
+            let place = self.random.random_range(0..waiting);
+            return self.store.waiting(endpoint).nth(place).map_or(0, |(number, _)| number);
+        }
+        self.random.random_range(0..self.store.rows.len())
+    }
+
+    /// What an owner before has recorded does not take a slot of the new one, or its key.
+    fn check_recorded_elsewhere(&mut self) -> Result<(), Violation> {
+        let now = self.now;
+        self.recorded_elsewhere.retain(|(at, _)| now.since(*at) < Duration::from_secs(30));
+        let is_late = |since: Timestamp| now.since(since) > Duration::from_secs(4);
+        if !is_late(self.store_failed_at) || !is_late(self.thawed_at) {
+            return Ok(());
+        }
+        for (at, number) in &self.recorded_elsewhere {
+            let row = &self.store.rows[*number];
+            let Some((node, member)) = self.owner_of(row.endpoint) else { continue };
+            let is_begun = self.unrecorded.contains_key(number) || self.in_flight.values().any(|hit| hit.row == *number);
+            let is_well = self.is_well(node) && self.nodes[node].member == member;
+            if now.since(*at) < Duration::from_secs(2) || is_begun || !is_well {
+                continue;
+            }
+            let owner = self.nodes[node].owner.as_ref().expect("it is well");
+            let shown = owner.shown(now, self.endpoints[row.endpoint].id);
+            if shown.is_some_and(|shown| shown.in_flight.contains(&row.delivery)) {
+                let what = format!("row {number} at {}: recorded at {} by the owner before", now.to_rfc3339(), at.to_rfc3339());
+                return Err(Violation { promise: "I33", what });
+            }
+        }
+        Ok(())
+    }
+
     /// Whoever the database says owns an endpoint.
     pub(crate) fn owner_of(&self, endpoint: usize) -> Option<Member> {
         self.store.partitions[&self.tenants[self.endpoints[endpoint].tenant].partition].owner
@@ -642,27 +810,6 @@ impl World {
                 self.report.hash = (self.report.hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
             }
         }
-    }
-}
-
-/// Whose turn has come.
-fn turns(deed: &Deed) -> Vec<usize> {
-    match deed {
-        Deed::Send(sending) if !sending.errand.is_test => vec![store::row_number(sending.errand.seq)],
-        Deed::ReadBodies { wanted, .. } => wanted.iter().map(|wanted| store::row_number(wanted.seq)).collect(),
-        Deed::Send(_)
-        | Deed::FindWork
-        | Deed::TakeUp { .. }
-        | Deed::Read { .. }
-        | Deed::Record { .. }
-        | Deed::CompareVersions { .. }
-        | Deed::Restamp { .. }
-        | Deed::LookUp { .. }
-        | Deed::See { .. }
-        | Deed::Show(_)
-        | Deed::Count(_)
-        | Deed::Notice(_)
-        | Deed::HandOver { .. } => vec![],
     }
 }
 

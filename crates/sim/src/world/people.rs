@@ -19,6 +19,7 @@ use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 
+use super::store::Kind;
 use super::{Row, Step, World};
 use crate::checker::Violation;
 use crate::draw;
@@ -32,6 +33,17 @@ pub(super) struct Replay {
     endpoint: usize,
     asked_at: Timestamp,
     rows: VecDeque<usize>,
+}
+
+/// A transaction that makes deliveries and is not committed yet.
+#[derive(Debug)]
+pub(super) struct Publishing {
+    publisher: usize,
+    incarnation: u64,
+    tenant: usize,
+    /// Of the tenant: what the event was routed by.
+    version: u64,
+    rows: Vec<usize>,
 }
 
 /// Somebody waits to hear what has become of what they wanted.
@@ -52,61 +64,146 @@ enum Wish {
 }
 
 impl World {
+    /// Somebody publishes an event. Where nobody takes it, it was not accepted.
     pub(super) fn publish(&mut self) {
         const TYPES: [&str; 4] = ["order.paid", "order.sent", "alert.fire", "user.made"];
+        let Some(publisher) = self.one_that_is_well() else { return };
         let tenant = self.random.random_range(0..self.tenants.len());
         let event_type = EventType::parse(TYPES[self.random.random_range(0..TYPES.len())]).expect("valid");
-        let is_priority = event_type.as_str().starts_with("alert");
-        let key = (self.random.random_range(0..4u32) == 0)
-            .then(|| OrderingKey::parse(["k1", "k2", "k3"][self.random.random_range(0..3usize)]).expect("valid"));
+        let key = (self.random.random_range(0..100u32) < self.traffic.keyed_percent).then(|| {
+            let number = self.random.random_range(1..=self.traffic.keys);
+            OrderingKey::parse(&format!("k{number}")).expect("valid")
+        });
+        let ahead_percent = if key.is_some() { self.traffic.keyed_ahead_percent } else { 10 };
         let ahead = |random: &mut ChaCha8Rng| Duration::from_secs(random.random_range(1..20_000u64));
-        let deliver_at = (self.random.random_range(0..10u32) == 0).then(|| self.now + ahead(&mut self.random));
+        let deliver_at = (self.random.random_range(0..100u32) < ahead_percent).then(|| self.now + ahead(&mut self.random));
         let expires_at =
             (self.random.random_range(0..10u32) == 0).then(|| deliver_at.unwrap_or(self.now) + ahead(&mut self.random));
+        let mut event = self.event(tenant, event_type);
         // The publisher's clock is its own.
-        let timestamp = self.now - self.soon(2000);
-        let mut event = self.event(tenant, event_type.clone());
-        event.timestamp = timestamp;
-        event.ordering_key.clone_from(&key);
+        event.timestamp = self.now - self.soon(2000);
+        event.ordering_key = key;
         event.timing = Timing::stored(deliver_at, expires_at);
-        let event = Arc::new(event);
+        self.begin_publishing(publisher, tenant, &Arc::new(event));
+    }
+
+    fn one_that_is_well(&mut self) -> Option<usize> {
+        let well: Vec<usize> = (0..self.nodes.len()).filter(|node| self.is_well(*node)).collect();
+        (!well.is_empty()).then(|| well[self.random.random_range(0..well.len())])
+    }
+
+    /// One transaction: every delivery gets its number, and some time later all of them are committed.
+    fn begin_publishing(&mut self, publisher: usize, tenant: usize, event: &Arc<Event>) {
+        let (now, partition, version) = (self.now, self.tenants[tenant].partition, self.tenants[tenant].version);
+        let is_priority = event.event_type.as_str().starts_with("alert");
+        let (deliver_at, expires_at) = (event.timing.deliver_at(), event.timing.expires_at());
+        let mut rows = Vec::new();
         for endpoint in 0..self.endpoints.len() {
             let config = &self.endpoints[endpoint].config;
-            if self.endpoints[endpoint].tenant != tenant
-                || !config.status.takes_events()
-                || !config.subscription.covers(&event_type)
-            {
+            let takes = config.status.takes_events() && config.subscription.covers(&event.event_type);
+            if self.endpoints[endpoint].tenant != tenant || !takes {
                 continue;
             }
-            if !self.store.rows.iter().any(|row| row.endpoint == endpoint && row.due().is_some()) {
-                self.checker.drained(endpoint);
-            }
-            self.visit("edge", "published");
-            let number = self.store.rows.len();
+            let class = Class::of(&event.event_type, is_priority, config.schedule.as_ref());
             let is_damaged = self.random.random_range(0..200u32) == 0;
-            self.commit(Row {
+            rows.push(self.store.number(publisher, |number| Row {
                 delivery: DeliveryId::from_bytes((number as u128 + 1).to_be_bytes()),
                 seq: number as u64 + 1,
                 endpoint,
-                partition: self.tenants[tenant].partition,
-                event: Arc::clone(&event),
-                event_type: event_type.clone(),
-                timestamp,
+                partition,
+                event: Arc::clone(event),
+                event_type: event.event_type.clone(),
+                timestamp: event.timestamp,
                 is_priority,
-                key: key.clone(),
+                key: event.ordering_key.clone(),
                 deliver_at,
                 expires_at,
-                state: State::Waiting { due: deliver_at.unwrap_or(self.now) },
+                state: State::Waiting { due: deliver_at.unwrap_or(now) },
                 attempts: 0,
                 is_later: deliver_at.is_some(),
-                class: Class::of(&event_type, is_priority, self.endpoints[endpoint].config.schedule.as_ref()),
-                committed_at: self.now,
+                class,
+                numbered_at: now,
+                is_committed: false,
+                committed_at: now,
                 is_damaged,
                 is_erased: false,
                 is_hurried: false,
                 replayed_at: None,
-            });
+            }));
         }
+        if rows.is_empty() {
+            return;
+        }
+        self.sweeps_go_on();
+        let publishing = Publishing { publisher, incarnation: self.nodes[publisher].incarnation, tenant, version, rows };
+        match self.store.kind {
+            // Numbered and committed by the one writer.
+            Kind::Sqlite => self.commit(publishing),
+            Kind::Postgres => {
+                // A transaction that makes deliveries takes ten seconds at most.
+                let most = [5, 5, 5, 5, 5, 5, 5, 300, 2_000, 9_500][self.random.random_range(0..10usize)];
+                let delay = self.soon(most);
+                self.later(delay, Step::Commit { publishing });
+            }
+        }
+    }
+
+    /// The deliveries of one transaction become visible together, and the publisher hears of its own commit.
+    pub(super) fn commit(&mut self, publishing: Publishing) {
+        let Publishing { publisher, incarnation, tenant, version, rows } = publishing;
+        let is_dead = self.nodes[publisher].incarnation != incarnation;
+        let has_changed = self.tenants[tenant].version != version;
+        if is_dead && self.random.random_range(0..2u32) == 0 || has_changed {
+            // What was routed by an old configuration is routed again. What its publisher has not finished is gone.
+            self.visit("fault", if has_changed { "publish rolled back" } else { "publish of a dead node rolled back" });
+            for number in &rows {
+                self.store.close(*number);
+            }
+            if !is_dead {
+                let event = Arc::clone(&self.store.rows[rows[0]].event);
+                self.begin_publishing(publisher, tenant, &event);
+            }
+            return;
+        }
+        if rows.iter().any(|number| self.store.rows[*number].seq < self.store.last_seq()) {
+            self.visit("fault", "visible after a higher number");
+        }
+        for number in &rows {
+            let endpoint = self.store.rows[*number].endpoint;
+            if !self.store.has_work(endpoint) {
+                self.checker.drained(endpoint);
+            }
+            self.visit("edge", "published");
+            self.store.commit(self.now, *number);
+        }
+        self.sweeps_go_on();
+        // The transaction is known to be over before the engine hears of its rows.
+        for number in &rows {
+            self.store.close(*number);
+        }
+        if is_dead {
+            return;
+        }
+        // Some do not fit, and of those the engine hears only that there were some. What is damaged is only found out by
+        // whoever has to read it.
+        let is_damaged = rows.iter().any(|number| self.store.rows[*number].is_damaged);
+        // A node that is behind drops what comes, and is still behind when the next comes.
+        let is_behind = self.nodes[publisher].feed_until > self.now && self.random.random_range(0..3u32) == 0;
+        if is_behind || self.random.random_range(0..10u32) == 0 || is_damaged {
+            self.visit("fault", "news lost");
+            self.nodes[publisher].feed_has_overflowed = true;
+            // The loop comes round once a second.
+            let delay = self.soon(1000);
+            self.later(delay, Step::Turn { node: publisher });
+            return;
+        }
+        // Mostly at once; now and then a busy node takes its time. In the order of the commits.
+        let most = if self.random.random_range(0..8u32) == 0 { 2000 } else { 3 };
+        let at = (self.now + self.soon(most)).max(self.nodes[publisher].feed_until);
+        self.nodes[publisher].feed_until = at;
+        let entries = rows.into_iter().map(|number| (number, self.store.rows[number].entry())).collect();
+        let delay = at.since(self.now);
+        self.later(delay, Step::Feed { node: publisher, incarnation, entries });
     }
 
     fn event(&mut self, tenant: usize, event_type: EventType) -> Event {
@@ -127,65 +224,25 @@ impl World {
         }
     }
 
-    /// A new row is in the database; its owner hears of it. Whoever has published it hears of it as of its own commit.
-    fn commit(&mut self, row: Row) {
-        let (number, endpoint, is_damaged) = (self.store.rows.len(), row.endpoint, row.is_damaged);
-        let entry = Box::new(row.entry());
-        self.store.rows.push(row);
-        let publisher = self.random.random_range(0..self.nodes.len());
-        // What is damaged is only found out by whoever has to read it.
-        if self.random.random_range(0..10u32) == 0 || is_damaged || !self.is_well(publisher) {
-            self.visit("fault", "news lost");
-            self.later(Duration::from_secs(2), Step::Hint { endpoint });
-            return;
-        }
-        // Mostly at once; now and then a busy node takes its time.
-        let most = if self.random.random_range(0..8u32) == 0 { 2000 } else { 3 };
-        let delay = self.soon(most);
-        if self.owner_of(endpoint).is_some_and(|(node, _)| node != publisher) {
-            let delay = self.soon(50);
-            self.later(delay, Step::Hint { endpoint });
-        }
-        let incarnation = self.nodes[publisher].incarnation;
-        self.store.untold.insert(entry.seq);
-        self.later(delay, Step::Feed { node: publisher, incarnation, row: number, entry });
-    }
-
-    pub(super) fn feed(&mut self, node: usize, incarnation: u64, row: usize, entry: Entry) -> Result<(), Violation> {
-        self.store.untold.remove(&entry.seq);
+    /// A node hears of its own commit.
+    pub(super) fn feed(&mut self, node: usize, incarnation: u64, entries: Vec<(usize, Entry)>) -> Result<(), Violation> {
         if self.nodes[node].incarnation != incarnation {
-            // It has died over it. Whoever takes over looks for itself, and so does whoever has it already.
-            let endpoint = self.store.rows[row].endpoint;
-            self.later(Duration::from_secs(2), Step::Hint { endpoint });
+            // It has died over it. Whoever takes over looks for itself.
             return Ok(());
         }
-        let number = self.store.rows[row].endpoint;
-        if self.owner_of(number) != Some((node, self.nodes[node].member)) {
-            self.later(Duration::from_secs(2), Step::Hint { endpoint: number });
-        }
-        let (row, endpoint) = (&self.store.rows[row], &self.endpoints[number]);
-        let fed = Fed {
-            endpoint: endpoint.id,
-            tenant: self.tenants[endpoint.tenant].id.clone(),
-            partition: row.partition,
-            entry,
-            event: Arc::clone(&row.event),
+        let fed = |(number, entry): (usize, Entry)| {
+            let row = &self.store.rows[number];
+            let endpoint = &self.endpoints[row.endpoint];
+            Fed {
+                endpoint: endpoint.id,
+                tenant: self.tenants[endpoint.tenant].id.clone(),
+                partition: row.partition,
+                entry,
+                event: Arc::clone(&row.event),
+            }
         };
-        self.deliver(node, Wake::Fed(vec![fed]))
-    }
-
-    /// The present owner hears that there may be something. If nobody owns it, the next sweep says so again.
-    pub(super) fn hint(&mut self, endpoint: usize) -> Result<(), Violation> {
-        match self.owner_of(endpoint) {
-            Some((node, _)) if self.nodes[node].owner.is_some() => {
-                let id = self.endpoints[endpoint].id;
-                self.deliver(node, Wake::Work(vec![id]))
-            }
-            Some(_) | None => {
-                self.later(Duration::from_secs(2), Step::Hint { endpoint });
-                Ok(())
-            }
-        }
+        let fed: Vec<Fed> = entries.into_iter().map(fed).collect();
+        self.deliver(node, Wake::Fed(fed))
     }
 
     /// Somebody changes an endpoint. Its owner hears of it within a second.
@@ -278,7 +335,7 @@ impl World {
 
     /// Half of the time one that could go any moment.
     fn one_that_waits(&mut self) -> Option<usize> {
-        let mut waiting: Vec<usize> = (0..self.store.rows.len()).filter(|row| self.store.rows[*row].due().is_some()).collect();
+        let mut waiting: Vec<usize> = self.store.all_waiting().map(|(number, _)| number).collect();
         if self.random.random_range(0..2u32) == 0 {
             let is_near = |number: &usize| {
                 let row = &self.store.rows[*number];
@@ -388,7 +445,8 @@ impl World {
     pub(super) fn replay(&mut self) {
         let endpoint = self.random.random_range(0..self.endpoints.len());
         let rows: VecDeque<usize> = (0..self.store.rows.len())
-            .filter(|row| self.store.rows[*row].endpoint == endpoint && self.store.rows[*row].due().is_none())
+            .filter(|row| self.store.rows[*row].endpoint == endpoint && self.store.rows[*row].is_committed)
+            .filter(|row| self.store.rows[*row].due().is_none())
             .take(40)
             .collect();
         if !rows.is_empty() {
@@ -400,32 +458,44 @@ impl World {
     /// One step of it: only so many of an endpoint may be unfinished at once.
     pub(super) fn go_on_with(&mut self, mut replay: Replay) {
         let endpoint = replay.endpoint;
-        let is_unfinished = |row: &&Row| row.endpoint == endpoint && row.replayed_at.is_some() && row.due().is_some();
-        let unfinished = self.store.rows.iter().filter(is_unfinished).count();
+        let Some((node, _)) = self.owner_of(endpoint).filter(|(node, _)| self.is_well(*node)) else {
+            self.later(Duration::from_secs(5), Step::ReplayGoesOn { replay });
+            return;
+        };
+        let unfinished = self.store.waiting(endpoint).filter(|(_, row)| row.replayed_at.is_some()).count();
+        let (now, tenant) = (self.now, self.endpoints[endpoint].tenant);
+        let mut rows = Vec::new();
         for _ in unfinished..REPLAYS_AT_ONCE {
             let Some(original) = replay.rows.pop_front() else { break };
             let original = self.store.rows[original].clone();
-            let number = self.store.rows.len();
             let timestamp = if plant::is(Plant::ReplayOvertakes) { original.timestamp } else { replay.asked_at };
             let config = &self.endpoints[endpoint].config;
             if !config.status.takes_events() || !config.subscription.covers(&original.event_type) || original.is_erased {
                 continue;
             }
-            self.commit(Row {
+            let class = Class::of(&original.event_type, original.is_priority, config.schedule.as_ref());
+            rows.push(self.store.number(node, |number| Row {
                 delivery: DeliveryId::from_bytes((number as u128 + 1).to_be_bytes()),
                 seq: number as u64 + 1,
                 timestamp,
                 deliver_at: None,
                 expires_at: None,
-                state: State::Waiting { due: self.now },
+                state: State::Waiting { due: now },
                 attempts: 0,
                 is_later: false,
-                class: Class::of(&original.event_type, original.is_priority, config.schedule.as_ref()),
-                committed_at: self.now,
+                class,
+                numbered_at: now,
+                is_committed: false,
+                committed_at: now,
                 replayed_at: Some(replay.asked_at),
                 is_hurried: false,
                 ..original
-            });
+            }));
+        }
+        if !rows.is_empty() {
+            let (incarnation, version) = (self.nodes[node].incarnation, self.tenants[tenant].version);
+            self.sweeps_go_on();
+            self.commit(Publishing { publisher: node, incarnation, tenant, version, rows });
         }
         if !replay.rows.is_empty() && !self.is_healed {
             self.later(Duration::from_secs(5), Step::ReplayGoesOn { replay });
@@ -442,7 +512,7 @@ impl World {
         }
         // What waits at an endpoint that was given up waits for ever.
         let has_time = self.now < self.publishing_until + Duration::from_hours(60 * 24);
-        if !self.is_healed || has_time && self.store.rows.iter().any(|row| row.due().is_some()) {
+        if !self.is_healed || has_time && self.store.all_waiting().next().is_some() {
             self.later(Duration::from_mins(1), Step::Expire);
         }
         Ok(())
@@ -451,7 +521,9 @@ impl World {
     /// Everybody is well again, and no hold is in force: from here everything has to end.
     pub(super) fn heal(&mut self) {
         self.is_healed = true;
+        self.store_fails_until = self.now;
         for endpoint in 0..self.endpoints.len() {
+            self.endpoints[endpoint].is_unreadable = false;
             self.about_to_change(endpoint);
             let present = &mut self.endpoints[endpoint];
             present.mood = draw::Mood::Healthy;

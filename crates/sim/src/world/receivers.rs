@@ -148,9 +148,10 @@ impl World {
         self.arrives(node, incarnation, member, wake)
     }
 
-    fn attempt(&self, number: u32, outcome: Outcome, response_time: Duration, timeout: Duration) -> AttemptRecord {
+    fn attempt(&mut self, number: u32, outcome: Outcome, response_time: Duration, timeout: Duration) -> AttemptRecord {
+        self.attempt_count += 1;
         AttemptRecord {
-            id: AttemptId::from_bytes((self.hit_count as u128).to_be_bytes()),
+            id: AttemptId::from_bytes(self.attempt_count.to_be_bytes()),
             number,
             outcome,
             response_time,

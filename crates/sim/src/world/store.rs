@@ -1,27 +1,26 @@
 //! The model of the store: what is kept, what is seen of it at one moment, and what may be written.
 //!
-//! It stands for the store's verbs as the engine uses them. Rows become visible when they are committed; records are fenced
+//! It stands for the store's verbs as the engine uses them. A row's number is taken before it is committed, and it becomes
+//! visible when it is, so that a lower number can appear after a higher one, or never. Records are fenced
 //! by the epoch of their partition, by what a leaver has named, and by the number of the attempt; lane states, statistics
 //! and versions are what owners and people have written. The conformance suite of the store keeps it honest.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ops::Bound;
 use std::sync::Arc;
-use std::time::Duration;
 
 use posthaste_core::delivery::State;
 use posthaste_core::endpoint::{Endpoint as Said, MaxInFlight, Override, PolicyOverrides};
 use posthaste_core::event::{Event, EventType};
 use posthaste_core::id::{DeliveryId, EndpointId};
-use posthaste_core::latency::LatencySketch;
 use posthaste_core::plant::{self, Plant};
 use posthaste_core::scheduler::{Class, Entry, LaneConfig, LaneMemory, Seq, Want};
 use posthaste_core::tenant::Tenant as SaidOfTenant;
 use posthaste_core::text::OrderingKey;
 use posthaste_core::time::Timestamp;
-use posthaste_engine::Seen;
 use posthaste_store::{
-    Body, BodyError, Claimed, Command, Counts, DeliveryRow, Epoch, Error, HandedOver, LaneState, LeaveAlone, Minute, Overdue,
-    OverdueReason, Partition, Record, Recorded, RecordedAs, StatisticsStep, StoredEndpoint, StoredTenant, TakenUp, WindowRows,
+    AttemptRecord, Body, BodyError, Claimed, DeliveryRow, Epoch, Error, HandedOver, LaneState, LeaveAlone, Overdue, OverdueReason,
+    Partition, Record, Recorded, RecordedAs, StatisticsStep, StoredEndpoint, StoredTenant, Swept, TakenUp, WindowRows,
 };
 
 use super::{Endpoint, Tenant};
@@ -48,6 +47,10 @@ pub(crate) struct Row {
     pub(crate) attempts: u32,
     pub(crate) is_later: bool,
     pub(crate) class: Class,
+    /// When its number was taken.
+    pub(crate) numbered_at: Timestamp,
+    /// Others can see it, until it is deleted. A row whose transaction was rolled back never is.
+    pub(crate) is_committed: bool,
     pub(crate) committed_at: Timestamp,
     /// What is stored of it is not what was published.
     pub(crate) is_damaged: bool,
@@ -60,10 +63,11 @@ pub(crate) struct Row {
 }
 
 impl Row {
+    /// When it may be tried next, if it is committed and has not ended.
     pub(crate) fn due(&self) -> Option<Timestamp> {
         match self.state {
-            State::Waiting { due } => Some(due),
-            State::Delivered { .. } | State::Dead { .. } | State::Cancelled { .. } => None,
+            State::Waiting { due } if self.is_committed => Some(due),
+            State::Waiting { .. } | State::Delivered { .. } | State::Dead { .. } | State::Cancelled { .. } => None,
         }
     }
 
@@ -113,18 +117,39 @@ pub(crate) struct Committed {
     pub(crate) disables: bool,
 }
 
+/// The committed rows of one endpoint that have not ended, by their numbers.
 #[derive(Default)]
+struct Backlog {
+    rows: BTreeSet<usize>,
+    keys: BTreeMap<OrderingKey, BTreeSet<usize>>,
+}
+
+/// Which database this stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// One process, which numbers and commits in one step.
+    Sqlite,
+    /// Any number of processes. Numbers are taken before the commit.
+    Postgres,
+}
+
 pub(crate) struct Store {
+    pub(crate) kind: Kind,
+    /// By number, one less than `seq`. Those that are not committed yet, or never will be, are here too.
     pub(crate) rows: Vec<Row>,
+    /// By endpoint.
+    backlogs: Vec<Backlog>,
+    highest_committed: Seq,
     pub(crate) partitions: BTreeMap<Partition, Holding>,
     pub(crate) promised: BTreeMap<Seq, Promised>,
     /// By endpoint: what owners have written.
     pub(crate) lanes: BTreeMap<usize, LaneState>,
-    minutes: BTreeMap<(usize, Timestamp), Minute>,
-    /// As PostgreSQL's: a read says that it has seen only what everybody has been told of, and may bring more than that.
-    is_cautious: bool,
-    /// Committed, and whoever has published them has not been told yet.
-    pub(crate) untold: BTreeSet<Seq>,
+    /// Counted with the record; the statistics of a real store are up to a second behind.
+    minutes: BTreeMap<(usize, Timestamp), StatisticsStep>,
+    /// Numbered by this node, which does not know yet what became of the transaction.
+    open: BTreeMap<Seq, usize>,
+    /// By row: what was recorded.
+    attempts: BTreeMap<usize, Vec<AttemptRecord>>,
 }
 
 pub(crate) fn row_number(seq: Seq) -> usize {
@@ -136,38 +161,121 @@ pub(crate) fn number_of_delivery(delivery: DeliveryId) -> usize {
 }
 
 impl Store {
+    pub(crate) fn new(kind: Kind) -> Store {
+        Store {
+            kind,
+            rows: Vec::new(),
+            backlogs: Vec::new(),
+            highest_committed: 0,
+            partitions: BTreeMap::new(),
+            promised: BTreeMap::new(),
+            lanes: BTreeMap::new(),
+            minutes: BTreeMap::new(),
+            open: BTreeMap::new(),
+            attempts: BTreeMap::new(),
+        }
+    }
+
+    /// Takes the next number for a row of this node.
+    pub(crate) fn number(&mut self, publisher: usize, row: impl FnOnce(usize) -> Row) -> usize {
+        let number = self.rows.len();
+        let row = row(number);
+        self.open.insert(row.seq, publisher);
+        self.rows.push(row);
+        number
+    }
+
+    /// Everyone can see it from now on.
+    pub(crate) fn commit(&mut self, now: Timestamp, number: usize) {
+        let row = &mut self.rows[number];
+        (row.is_committed, row.committed_at) = (true, now);
+        self.highest_committed = self.highest_committed.max(row.seq);
+        if self.backlogs.len() <= row.endpoint {
+            self.backlogs.resize_with(row.endpoint + 1, Backlog::default);
+        }
+        let backlog = &mut self.backlogs[row.endpoint];
+        backlog.rows.insert(number);
+        if let Some(key) = &row.key {
+            backlog.keys.entry(key.clone()).or_default().insert(number);
+        }
+    }
+
+    /// Its publisher knows what became of it.
+    pub(crate) fn close(&mut self, number: usize) {
+        self.open.remove(&self.rows[number].seq);
+    }
+
+    fn has_ended(&mut self, number: usize) {
+        let row = &self.rows[number];
+        let backlog = &mut self.backlogs[row.endpoint];
+        backlog.rows.remove(&number);
+        if let Some(key) = &row.key
+            && let Some(rows) = backlog.keys.get_mut(key)
+        {
+            rows.remove(&number);
+            if rows.is_empty() {
+                backlog.keys.remove(key);
+            }
+        }
+    }
+
     /// The last row that is committed.
     pub(crate) fn last_seq(&self) -> Seq {
-        self.rows.last().map_or(0, |row| row.seq)
+        self.highest_committed
     }
 
-    pub(crate) fn cautious() -> Self {
-        Self { is_cautious: true, ..Self::default() }
+    /// Up to which row a read of this node says that it has seen everything of its own.
+    fn seen(&self, reader: usize) -> Seq {
+        let open = self.open.iter().find(|(_, publisher)| **publisher == reader);
+        open.map_or(self.last_seq(), |(seq, _)| self.last_seq().min(seq - 1))
     }
 
-    /// Up to which row a read says that it has seen everything.
-    fn seen(&self) -> Seq {
-        self.untold.first().filter(|_| self.is_cautious).map_or(self.last_seq(), |first| first - 1)
+    /// An endpoint's committed rows that have not ended, in the order of their numbers.
+    pub(crate) fn waiting(&self, endpoint: usize) -> impl Iterator<Item = (usize, &Row)> {
+        let numbers = self.backlogs.get(endpoint).map(|backlog| &backlog.rows);
+        numbers.into_iter().flatten().map(|number| (*number, &self.rows[*number]))
+    }
+
+    pub(crate) fn has_work(&self, endpoint: usize) -> bool {
+        self.backlogs.get(endpoint).is_some_and(|backlog| !backlog.rows.is_empty())
+    }
+
+    pub(crate) fn all_waiting(&self) -> impl Iterator<Item = (usize, &Row)> {
+        (0..self.backlogs.len()).flat_map(|endpoint| self.waiting(endpoint))
+    }
+
+    /// Endpoints that have something waiting among so many rows behind this one, and where to go on.
+    pub(crate) fn sweep(&self, after: Seq, limit: usize, endpoints: &[Endpoint]) -> Swept {
+        let from = usize::try_from(after).unwrap_or(usize::MAX).min(self.rows.len());
+        let to = from.saturating_add(limit).min(self.rows.len());
+        let found: BTreeSet<usize> = self.rows[from..to].iter().filter(|row| row.due().is_some()).map(|row| row.endpoint).collect();
+        let next = Some(to as Seq).filter(|_| to < self.rows.len());
+        Swept { endpoints: found.into_iter().map(|number| endpoints[number].id).collect(), highest: self.last_seq(), next }
+    }
+
+    /// Which of these an owner before may still record.
+    pub(crate) fn handed_over_left(&self, now: Timestamp, asked: &[Seq]) -> HashSet<Seq> {
+        let is_left = |seq: &&Seq| {
+            let promised = self.promised.get(*seq).is_some_and(|promised| now < promised.until);
+            promised && self.rows[row_number(**seq)].due().is_some()
+        };
+        asked.iter().filter(is_left).copied().collect()
     }
 
     /// The first rows of a queue at this moment, in its order.
-    pub(crate) fn window(&self, endpoint: usize, want: &Want, limit: usize) -> WindowRows {
-        let waiting = self.rows.iter().filter(|row| row.endpoint == endpoint && row.due().is_some());
+    pub(crate) fn window(&self, reader: usize, endpoint: usize, want: &Want, limit: usize) -> WindowRows {
+        let waiting = || self.waiting(endpoint).map(|(_, row)| row).filter(|row| row.key.is_none());
+        let keys = self.backlogs.get(endpoint).map(|backlog| &backlog.keys);
+        let head = |rows: &BTreeSet<usize>| &self.rows[*rows.first().expect("a key without rows is removed")];
         let mut rows: Vec<&Row> = match want {
-            Want::Fresh(class) => waiting.filter(|row| row.key.is_none() && !row.is_later && row.class == *class).collect(),
-            Want::Later(class) => waiting.filter(|row| row.key.is_none() && row.is_later && row.class == *class).collect(),
-            Want::Heads { .. } | Want::Head(_) => {
-                let mut heads: BTreeMap<&OrderingKey, &Row> = BTreeMap::new();
-                for row in waiting.filter(|row| row.key.is_some()) {
-                    heads.entry(row.key.as_ref().expect("filtered")).or_insert(row);
-                }
-                let wanted = heads.into_iter().filter(|(key, _)| match want {
-                    Want::Heads { after } => after.as_ref().is_none_or(|after| *key > after),
-                    Want::Head(head) => *key == head,
-                    Want::Fresh(_) | Want::Later(_) => unreachable!("not keyed"),
-                });
-                wanted.map(|(_, row)| row).collect()
+            Want::Fresh(class) => waiting().filter(|row| !row.is_later && row.class == *class).collect(),
+            Want::Later(class) => waiting().filter(|row| row.is_later && row.class == *class).collect(),
+            Want::Heads { after } => {
+                let from = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+                let behind = keys.into_iter().flat_map(|keys| keys.range::<OrderingKey, _>((from, Bound::Unbounded)));
+                behind.take(limit + 1).map(|(_, rows)| head(rows)).collect()
             }
+            Want::Head(key) => keys.and_then(|keys| keys.get(key)).map(head).into_iter().collect(),
         };
         match want {
             Want::Fresh(_) => rows.sort_by_key(|row| (row.timestamp, row.seq)),
@@ -176,7 +284,7 @@ impl Store {
         }
         let more = rows.len() > limit;
         rows.truncate(limit);
-        WindowRows { rows: rows.into_iter().map(Row::entry).collect(), more, seen: self.seen() }
+        WindowRows { rows: rows.into_iter().map(Row::entry).collect(), more, seen: self.seen(reader) }
     }
 
     pub(crate) fn bodies(&self, seqs: impl Iterator<Item = Seq>) -> Vec<Body> {
@@ -196,9 +304,8 @@ impl Store {
 
     /// Endpoints that have something unfinished, a page at a time.
     pub(crate) fn work(&self, endpoints: &[Endpoint], after: Option<EndpointId>, limit: usize) -> Vec<EndpointId> {
-        let has_work = |number: usize| self.rows.iter().any(|row| row.endpoint == number && row.due().is_some());
         let behind = endpoints.iter().enumerate().filter(|(_, endpoint)| after.is_none_or(|after| endpoint.id > after));
-        behind.filter(|(number, _)| has_work(*number)).map(|(_, endpoint)| endpoint.id).take(limit).collect()
+        behind.filter(|(number, _)| self.has_work(*number)).map(|(_, endpoint)| endpoint.id).take(limit).collect()
     }
 
     pub(crate) fn take_up(&self, endpoint: usize, endpoints: &[Endpoint], tenants: &[Tenant]) -> TakenUp {
@@ -212,68 +319,67 @@ impl Store {
 
     /// Stamps some waiting rows with the class that the present configuration gives them. Answers where to go on.
     pub(crate) fn restamp(&mut self, endpoint: usize, config: &LaneConfig, after: usize, limit: usize) -> Option<usize> {
-        let numbers: Vec<usize> =
-            (after..self.rows.len()).filter(|number| self.rows[*number].endpoint == endpoint).take(limit).collect();
+        let behind = self.waiting(endpoint).map(|(number, _)| number).filter(|number| *number >= after);
+        let numbers: Vec<usize> = behind.take(limit).collect();
         for number in &numbers {
             let row = &mut self.rows[*number];
-            if row.due().is_some() {
-                row.class = Class::of(&row.event_type, row.is_priority, config.schedule.as_ref());
-            }
+            row.class = Class::of(&row.event_type, row.is_priority, config.schedule.as_ref());
         }
         numbers.last().filter(|_| numbers.len() >= limit).map(|last| last + 1)
     }
 
-    /// What the database says of what somebody wants.
-    pub(crate) fn look_up(&self, command: &Command, endpoints: &[Endpoint], tenants: &[Tenant]) -> Vec<DeliveryRow> {
-        let number = |delivery: &DeliveryId| vec![number_of_delivery(*delivery)];
-        let numbers = match command {
-            Command::CancelDelivery { delivery, .. } | Command::SendNow { delivery, .. } => number(delivery),
-            Command::CancelEvent { event, .. } => self.rows_of(event),
-            Command::Test { .. } => vec![],
-        };
-        let row = |number: usize| {
-            let row = &self.rows[number];
-            let endpoint = &endpoints[row.endpoint];
-            let tenant = &tenants[endpoint.tenant];
-            DeliveryRow {
-                id: row.delivery,
-                seq: row.seq,
-                event: row.event.id.clone(),
-                endpoint: endpoint.id,
-                endpoint_url: endpoint.url.clone(),
-                tenant: tenant.id.clone(),
-                partition: row.partition,
-                event_type: row.event_type.clone(),
-                is_priority: row.is_priority,
-                state: row.state,
-                attempts: row.attempts,
-                ordering_key: row.key.clone(),
-                is_head_of_key: self.is_head_of_key(number),
-                timestamp: row.timestamp,
-                is_later: row.is_later,
-                expires_at: row.expires_at,
-                last_attempt_at: None,
-                last_status_code: None,
-                last_error: None,
-                replay_of: None,
-                replay: None,
-                replayed_as: None,
-                created_at: row.committed_at,
-            }
-        };
-        numbers.into_iter().map(row).collect()
+    /// What the database says of a delivery.
+    pub(crate) fn delivery_row(&self, number: usize, endpoints: &[Endpoint], tenants: &[Tenant]) -> DeliveryRow {
+        let row = &self.rows[number];
+        let endpoint = &endpoints[row.endpoint];
+        let tenant = &tenants[endpoint.tenant];
+        DeliveryRow {
+            id: row.delivery,
+            seq: row.seq,
+            event: row.event.id.clone(),
+            endpoint: endpoint.id,
+            endpoint_url: endpoint.url.clone(),
+            tenant: tenant.id.clone(),
+            partition: row.partition,
+            event_type: row.event_type.clone(),
+            is_priority: row.is_priority,
+            state: row.state,
+            attempts: row.attempts,
+            ordering_key: row.key.clone(),
+            is_head_of_key: self.is_head_of_key(number),
+            timestamp: row.timestamp,
+            is_later: row.is_later,
+            expires_at: row.expires_at,
+            last_attempt_at: None,
+            last_status_code: None,
+            last_error: None,
+            replay_of: None,
+            replay: None,
+            replayed_as: None,
+            created_at: row.committed_at,
+        }
+    }
+
+    pub(crate) fn attempts_of(&self, delivery: DeliveryId) -> Vec<AttemptRecord> {
+        self.attempts.get(&number_of_delivery(delivery)).cloned().unwrap_or_default()
     }
 
     /// All deliveries of an event, replays too.
     pub(crate) fn rows_of(&self, event: &posthaste_core::id::EventId) -> Vec<usize> {
-        (0..self.rows.len()).filter(|number| self.rows[*number].event.id == *event).collect()
+        (0..self.rows.len()).filter(|number| self.rows[*number].is_committed && self.rows[*number].event.id == *event).collect()
     }
 
     /// Nothing older with its key is unfinished.
     pub(crate) fn is_head_of_key(&self, number: usize) -> bool {
+        self.older_of_key(number).next().is_none()
+    }
+
+    /// What goes before it under its key.
+    pub(crate) fn older_of_key(&self, number: usize) -> impl Iterator<Item = &Row> {
         let row = &self.rows[number];
-        let is_before = |other: &Row| other.endpoint == row.endpoint && other.key == row.key && other.due().is_some();
-        row.key.is_none() || !self.rows[..number].iter().any(is_before)
+        let backlog = self.backlogs.get(row.endpoint);
+        let of_key = backlog.and_then(|backlog| backlog.keys.get(row.key.as_ref()?));
+        of_key.into_iter().flat_map(move |rows| rows.range(..number)).map(|older| &self.rows[*older])
     }
 
     /// Writes one record, if whoever writes it may.
@@ -299,6 +405,11 @@ impl Store {
                 row.state = *state;
                 row.attempts = attempt.number;
                 row.is_later |= matches!(state, State::Waiting { .. });
+                self.attempts.entry(row_number(*seq)).or_default().push((**attempt).clone());
+                let millis = attempt.attempted_at.as_millis();
+                let minute = Timestamp::from_millis(millis - millis.rem_euclid(60_000));
+                let key = (super::endpoint_number(record.endpoint), minute);
+                self.minutes.entry(key).or_insert_with(|| StatisticsStep::new(minute)).count(attempt, *state);
             }
             Recorded::Moved { seq, state, .. } => {
                 let row = &mut self.rows[row_number(*seq)];
@@ -310,13 +421,22 @@ impl Store {
             }
             Recorded::Nothing => {}
         }
+        if let Some(number) = seq.map(row_number)
+            && self.rows[number].due().is_none()
+        {
+            self.has_ended(number);
+        }
         // A leaver has no say in the lane any more.
         let is_late = !is_owner;
         if is_late && let Some(seq) = seq {
             self.promised.remove(&seq);
         }
         if let Some(lane) = record.lane.as_ref().filter(|_| !is_late) {
-            self.lanes.insert(super::endpoint_number(record.endpoint), lane.clone());
+            let endpoint = super::endpoint_number(record.endpoint);
+            let is_newer = self.lanes.get(&endpoint).is_none_or(|kept| kept.version < lane.version);
+            if is_newer || plant::is(Plant::OlderLaneStateWins) {
+                self.lanes.insert(endpoint, lane.clone());
+            }
         }
         let may_write = is_owner && holding.owner == Some(writer) || promised.is_some_and(|promised| promised.by == writer);
         let disables = record.disables_endpoint && !is_late;
@@ -326,9 +446,11 @@ impl Store {
     /// Gives partitions up, as far as they are still this member's.
     pub(crate) fn hand_over(&mut self, leaver: Member, partitions: &[Partition], in_flight: &[HandedOver]) {
         for handed_over in in_flight {
-            let partition = self.rows[row_number(handed_over.seq)].partition;
+            let row = &self.rows[row_number(handed_over.seq)];
+            let partition = row.partition;
             let holding = &self.partitions[&partition];
-            if holding.owner == Some(leaver) && partitions.contains(&partition) {
+            let is_in_flight = row.due().is_some() && row.attempts + 1 == handed_over.attempt;
+            if is_in_flight && holding.owner == Some(leaver) && partitions.contains(&partition) {
                 let promised = Promised { by: leaver, epoch: holding.epoch, until: handed_over.until };
                 self.promised.insert(handed_over.seq, promised);
             }
@@ -374,46 +496,19 @@ impl Store {
                 until: promised.until,
             })
         });
-        (Claimed { leave_alone: left_alone.collect(), partitions, handed_over, numbered: self.last_seq() }, taken)
+        (Claimed { leave_alone: left_alone.collect(), partitions, handed_over, numbered: self.rows.len() as Seq }, taken)
     }
 
-    pub(crate) fn count(&mut self, minutes: Vec<Minute>) {
-        for minute in minutes {
-            let key = (super::endpoint_number(minute.endpoint), minute.minute);
-            match self.minutes.get_mut(&key) {
-                None => _ = self.minutes.insert(key, minute),
-                Some(present) => {
-                    present.counts.add(minute.counts);
-                    present.successes.merge(&minute.successes);
-                    present.timeouts.merge(&minute.timeouts);
-                }
-            }
+    /// What an endpoint's attempts were like between these times.
+    pub(crate) fn statistics(&self, endpoint: usize, from: Timestamp, to: Timestamp) -> Option<StatisticsStep> {
+        let mut found: Option<StatisticsStep> = None;
+        for (_, minute) in self.minutes.range((endpoint, from)..(endpoint, to)) {
+            let step = found.get_or_insert_with(|| StatisticsStep::new(from));
+            step.counts.add(minute.counts);
+            step.successes.merge(&minute.successes);
+            step.timeouts.merge(&minute.timeouts);
         }
-    }
-
-    /// What an endpoint's attempts were like.
-    pub(crate) fn see(&self, now: Timestamp, endpoint: usize, shortened_at: Option<Timestamp>) -> Seen {
-        let step = |from: Timestamp| {
-            let mut found: Option<StatisticsStep> = None;
-            for (_, minute) in self.minutes.range((endpoint, from)..(endpoint, now)) {
-                let step = found.get_or_insert_with(|| StatisticsStep {
-                    from,
-                    counts: Counts::default(),
-                    successes: LatencySketch::default(),
-                    timeouts: LatencySketch::default(),
-                });
-                step.counts.add(minute.counts);
-                step.successes.merge(&minute.successes);
-                step.timeouts.merge(&minute.timeouts);
-            }
-            found
-        };
-        let counts = |step: Option<StatisticsStep>| step.map_or_else(Counts::default, |step| step.counts);
-        Seen {
-            week: step(now - Duration::from_hours(7 * 24)),
-            day: counts(step(now - Duration::from_hours(24))),
-            since_shortened: shortened_at.map(|since| counts(step(since))),
-        }
+        found
     }
 
     /// What waits and should not any more.
@@ -428,7 +523,7 @@ impl Store {
             };
             row.due().map(|_| Overdue { endpoint: endpoints[row.endpoint].id, delivery: row.delivery, seq: row.seq, why })
         };
-        self.rows.iter().filter_map(overdue).collect()
+        self.all_waiting().filter_map(|(_, row)| overdue(row)).collect()
     }
 
     pub(crate) fn memory(&self, endpoint: usize) -> LaneMemory {

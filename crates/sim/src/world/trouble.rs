@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use posthaste_engine::{Owner, Wake};
+use posthaste_engine::{COMMITTED_AFTER, HandedOver, Owner, SWEPT_EVERY, Sweeper, Wake};
 use posthaste_store::LEASE;
 use rand::RngExt;
 
+use super::store::Kind;
 use super::{Step, World};
 use crate::checker::Violation;
 
@@ -18,24 +19,18 @@ impl World {
         let node = match &step {
             Step::Arrives { node, .. }
             | Step::Feed { node, .. }
+            | Step::Sweep { node, .. }
+            | Step::Turn { node }
+            | Step::AskHandedOver { node, .. }
             | Step::ConfigurationMoves { node }
             | Step::Count { node, .. }
             | Step::StopsAtLast { node, .. } => *node,
+            Step::Returned { running, .. } => running.node,
             // What it wanted done may have left before it froze.
-            Step::Do { node, .. } | Step::FindWork { node, .. } | Step::Restamp { node, .. } | Step::HandOver { node, .. }
-                if !self.nodes[*node].reaches_the_store =>
-            {
-                *node
-            }
-            Step::Hint { endpoint } => match self.owner_of(*endpoint) {
-                Some((node, _)) => node,
-                None => return Some(step),
-            },
-            Step::Do { .. }
-            | Step::FindWork { .. }
-            | Step::Restamp { .. }
-            | Step::HandOver { .. }
+            Step::Call { running, .. } if !self.nodes[running.node].reaches_the_store => running.node,
+            Step::Call { .. }
             | Step::Publish
+            | Step::Commit { .. }
             | Step::Answer { .. }
             | Step::Change
             | Step::MoodChanges { .. }
@@ -56,6 +51,9 @@ impl World {
             | Step::Replay
             | Step::ReplayGoesOn { .. }
             | Step::Wake { .. }
+            | Step::Outage
+            | Step::Damage
+            | Step::Repair { .. }
             | Step::Expire
             | Step::Heal => return Some(step),
         };
@@ -120,8 +118,49 @@ impl World {
     /// It runs again, and owns nothing yet.
     pub(super) fn start(&mut self, node: usize) {
         if self.nodes[node].owner.is_none() {
-            self.nodes[node].owner = Some(Owner::new(self.now, self.options.clone()));
-            self.nodes[node].member += 1;
+            let started = &mut self.nodes[node];
+            started.owner = Some(Owner::new(self.now, self.options.clone()));
+            started.member += 1;
+            (started.started_at, started.sweeper) = (self.now, Sweeper::default());
+            (started.sweeps_soon, started.feed_has_overflowed) = (false, false);
+            (started.handed_over, started.asks_soon) = (HandedOver::default(), false);
+            self.sweeps_go_on();
+        }
+    }
+
+    /// As long as something is being written, each node looks for what others have committed.
+    pub(super) fn sweeps_go_on(&mut self) {
+        self.numbered_at = self.now;
+        if self.store.kind == Kind::Sqlite {
+            return;
+        }
+        for node in 0..self.nodes.len() {
+            if self.nodes[node].owner.is_some() && !self.nodes[node].sweeps_soon {
+                self.nodes[node].sweeps_soon = true;
+                // At any moment of its rhythm.
+                let delay = self.soon(u64::try_from(SWEPT_EVERY.as_millis()).expect("seconds"));
+                let incarnation = self.nodes[node].incarnation;
+                self.later(delay, Step::Sweep { node, incarnation });
+            }
+        }
+    }
+
+    pub(super) fn sweep(&mut self, node: usize, incarnation: u64) {
+        if self.nodes[node].incarnation != incarnation {
+            return;
+        }
+        let looking = &mut self.nodes[node];
+        let swept = self.store.sweep(looking.sweeper.start_after(), usize::MAX, &self.endpoints);
+        looking.sweeper.swept(self.now.since(looking.started_at), swept.highest);
+        if !swept.endpoints.is_empty() {
+            let (delay, member) = (self.soon(5), self.nodes[node].member);
+            let wake = Box::new(Wake::Work(swept.endpoints));
+            self.later(delay, Step::Arrives { node, incarnation, member, wake });
+        }
+        let goes_on = self.now.since(self.numbered_at) < COMMITTED_AFTER + SWEPT_EVERY;
+        self.nodes[node].sweeps_soon = goes_on;
+        if goes_on {
+            self.later(SWEPT_EVERY, Step::Sweep { node, incarnation });
         }
     }
 
@@ -169,6 +208,7 @@ impl World {
     /// It goes on where it was, until it finds that its lease has ended.
     pub(super) fn thaw(&mut self, node: usize) -> Result<(), Violation> {
         self.nodes[node].frozen_until = None;
+        self.thawed_at = self.now;
         for endpoint in 0..self.endpoints.len() {
             if self.owner_of(endpoint).is_some_and(|(owner, _)| owner == node) {
                 self.checker.catching_up(endpoint, self.now);
@@ -193,6 +233,7 @@ impl World {
         self.store.abandon((node, self.nodes[node].member));
         self.nodes[node].member += 1;
         self.nodes[node].lease_ends_at = None;
+        self.nodes[node].handed_over.clear();
         self.deliver(node, Wake::LeaseEnded)?;
         let delay = self.soon(50);
         self.later(delay, Step::Claim { node });
@@ -242,8 +283,8 @@ impl World {
         };
         let member = (node, self.nodes[node].member);
         let (mut claimed, taken) = self.store.claim(self.now, member, &self.endpoints);
-        // Not every store says so.
-        if self.report.seed.is_multiple_of(2) {
+        // PostgreSQL does not say so.
+        if self.store.kind == Kind::Postgres {
             claimed.handed_over.clear();
         }
         for (number, endpoint) in self.endpoints.iter().enumerate() {
@@ -254,6 +295,40 @@ impl World {
         if !taken.is_empty() {
             self.visit("edge", if claimed.handed_over.is_empty() { "taken over" } else { "taken over with all that was known" });
         }
-        self.deliver(node, Wake::Owns(claimed))
+        let leave_alone = claimed.leave_alone.clone();
+        self.deliver(node, Wake::Owns(claimed))?;
+        self.nodes[node].handed_over.add(&leave_alone);
+        if !leave_alone.is_empty() && !self.nodes[node].asks_soon {
+            self.nodes[node].asks_soon = true;
+            let incarnation = self.nodes[node].incarnation;
+            self.later(Duration::ZERO, Step::AskHandedOver { node, incarnation });
+        }
+        Ok(())
+    }
+
+    /// The store answers nobody for a while.
+    pub(super) fn outage(&mut self) {
+        let span = self.soon(3_000);
+        if !self.is_healed {
+            self.store_fails_until = self.now + span;
+        }
+    }
+
+    pub(super) fn damage(&mut self) {
+        let endpoint = self.random.random_range(0..self.endpoints.len());
+        if self.is_healed {
+            return;
+        }
+        self.endpoints[endpoint].is_unreadable = true;
+        let span = Duration::from_secs(self.random.random_range(1..3_000u64));
+        self.later(span, Step::Repair { endpoint });
+        // Whatever changes at its tenant makes its owner read it again.
+        self.configuration_moves(endpoint);
+    }
+
+    /// Somebody writes it anew, as it was.
+    pub(super) fn repair(&mut self, endpoint: usize) {
+        self.endpoints[endpoint].is_unreadable = false;
+        self.configuration_moves(endpoint);
     }
 }

@@ -32,6 +32,8 @@ fn two_thousand_worlds_break_no_promise_and_visit_everything() {
             "made due by request",
             "payload erased",
             "taken over with all that was known",
+            "heard that the owner before has recorded it",
+            "given back unsent",
             "stopped",
         ]
         .map(|name| format!("edge: {name}")),
@@ -50,6 +52,11 @@ fn two_thousand_worlds_break_no_promise_and_visit_everything() {
             "answer of the store lost",
             "not sent because the lease has ended",
             "news of an earlier life",
+            "visible after a higher number",
+            "publish rolled back",
+            "store unavailable",
+            "call panicked",
+            "unreadable",
         ]
         .map(|name| format!("fault: {name}")),
     );
@@ -68,14 +75,17 @@ fn the_same_seed_is_the_same_world() {
 
 #[test]
 fn every_known_bug_is_found() {
+    // These need a crash or a late answer at one certain moment.
+    let rare = [Plant::LateAnswerClosesCircuit, Plant::NewsAfterTakeoverIsSent];
     let mut missed = vec![];
     for plant in Plant::ALL {
-        let summary = seeds::run(0..500, Some(*plant), false);
+        let worlds = if rare.contains(plant) { 2_000 } else { 500 };
+        let summary = seeds::run(0..worlds, Some(*plant), false);
         match summary.violations.first_key_value() {
             Some((seed, violation)) => println!("{:<28} seed {seed:>3} {}", plant.name(), violation.promise),
             None => missed.push(plant.name()),
         }
     }
-    assert!(missed.is_empty(), "not found in 500 worlds: {missed:?}");
+    assert!(missed.is_empty(), "not found in 500 worlds, or 2,000 if rare: {missed:?}");
     assert!(Plant::ALL.len() >= 20);
 }

@@ -1,9 +1,12 @@
 //! The database's clock, as seen from here: all nodes go by it, whatever their own clocks show.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use posthaste_core::time::Timestamp;
+
+use crate::ClockSource;
 
 /// Clocks drift by some microseconds in this time.
 const MEASURED_EVERY: Duration = Duration::from_secs(5);
@@ -13,7 +16,14 @@ const ROUND_TRIP_MAX: Duration = Duration::from_millis(500);
 /// Follows the database's clock by the monotonic one. When a measurement sets it back, it goes on at half speed until the
 /// database has caught up: what is due still comes due, and no time is seen twice.
 #[derive(Debug)]
-pub(super) struct DatabaseClock(Mutex<Reading>);
+pub(super) struct DatabaseClock {
+    /// Of this machine.
+    local: Arc<dyn ClockSource>,
+    reading: Mutex<Reading>,
+}
+
+/// From here on a node is not ready: something is wrong with its clock or with the database's.
+const SKEW_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, Debug)]
 struct Reading {
@@ -24,32 +34,40 @@ struct Reading {
     shown: Duration,
     shown_at: Instant,
     next_measurement: Instant,
+    /// The last measurement was more than [`SKEW_MAX`] off, and that was logged.
+    is_skewed: bool,
 }
 
 impl DatabaseClock {
     /// Shows the local time until it has been measured.
-    pub(super) fn new() -> DatabaseClock {
+    pub(super) fn new(local: Arc<dyn ClockSource>) -> DatabaseClock {
         let now = Instant::now();
         // Nothing is shown before the first measurement, so that it may well be earlier than this.
-        DatabaseClock(Mutex::new(Reading {
-            measured: since_1970(),
+        let reading = Reading {
+            measured: local.wall(),
             measured_at: now,
             shown: Duration::ZERO,
             shown_at: now,
             next_measurement: now,
-        }))
+            is_skewed: false,
+        };
+        DatabaseClock { local, reading: Mutex::new(reading) }
     }
 
     pub(super) fn now(&self) -> Timestamp {
-        let mut reading = self.0.lock();
+        let mut reading = self.reading.lock();
         *reading = reading.shown_next(Instant::now());
-        let millis = i64::try_from(reading.shown.as_millis()).unwrap_or(i64::MAX);
-        Timestamp::from_millis(millis)
+        timestamp(reading.shown)
+    }
+
+    /// What the database's clock shows, as far as it is known here. It may go back when it is measured.
+    pub(super) fn database_now(&self) -> Timestamp {
+        timestamp(self.reading.lock().database_time(Instant::now()))
     }
 
     /// Whether it is time to measure again. Whoever is told so is the only one.
     pub(super) fn is_due(&self) -> bool {
-        let (mut reading, now) = (self.0.lock(), Instant::now());
+        let (mut reading, now) = (self.reading.lock(), Instant::now());
         let is_due = now >= reading.next_measurement;
         if is_due {
             reading.next_measurement = now + MEASURED_EVERY;
@@ -61,19 +79,31 @@ impl DatabaseClock {
     pub(super) fn measure(&self, asked_at: Instant, database_micros: i64) {
         let now = Instant::now();
         let round_trip = now.saturating_duration_since(asked_at);
-        let mut reading = self.0.lock();
+        let mut reading = self.reading.lock();
         if round_trip > ROUND_TRIP_MAX && reading.shown > Duration::ZERO {
             return;
         }
         reading.measured = Duration::from_micros(u64::try_from(database_micros).unwrap_or(0));
         reading.measured_at = asked_at + round_trip / 2;
         reading.next_measurement = now + MEASURED_EVERY;
+        let skew = self.local.wall().abs_diff(reading.database_time(now));
+        let is_skewed = skew > SKEW_MAX;
+        if is_skewed && !reading.is_skewed {
+            let skew_ms = skew.as_millis();
+            tracing::error!(
+                skew_ms,
+                "the clock of this machine and that of the database are too far apart: this node is not ready"
+            );
+        } else if reading.is_skewed && !is_skewed {
+            tracing::warn!("the clock of this machine agrees with that of the database again");
+        }
+        reading.is_skewed = is_skewed;
     }
 
     /// How far the local wall clock is off.
     pub(super) fn skew(&self) -> Duration {
-        let database = self.0.lock().database_time(Instant::now());
-        since_1970().abs_diff(database)
+        let database = self.reading.lock().database_time(Instant::now());
+        self.local.wall().abs_diff(database)
     }
 }
 
@@ -89,8 +119,8 @@ impl Reading {
     }
 }
 
-fn since_1970() -> Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+fn timestamp(since_1970: Duration) -> Timestamp {
+    Timestamp::from_millis(i64::try_from(since_1970.as_millis()).unwrap_or(i64::MAX))
 }
 
 #[cfg(test)]
@@ -107,6 +137,7 @@ mod tests {
             shown: Duration::ZERO,
             shown_at: start,
             next_measurement: start,
+            is_skewed: false,
         };
         reading = reading.shown_next(start);
         assert_eq!(reading.shown, seconds(1_000));
@@ -125,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_measurement_counts_from_the_middle_of_its_round_trip() {
-        let clock = DatabaseClock::new();
+        let clock = DatabaseClock::new(Arc::new(crate::SystemClock::default()));
         assert!(clock.is_due());
         assert!(!clock.is_due(), "one at a time");
         let asked_at = Instant::now().checked_sub(Duration::from_millis(200)).expect("the machine is up for longer");

@@ -1,8 +1,10 @@
 //! Who owns what. All times are the database's, compared where they are: in its statements.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use posthaste_core::id::{DeliveryId, EndpointId};
+use posthaste_core::scheduler::Seq;
 use posthaste_core::text::OrderingKey;
 use tokio_postgres::Row;
 
@@ -13,7 +15,7 @@ use crate::{Claimed, Epoch, Error, HandedOver, LEASE, LeaveAlone, NodeId, Partit
 
 impl Database {
     pub(super) async fn join(&self, node: NodeId) -> Result<(), Error> {
-        self.transact(|connection| async move {
+        self.transact_by(Use::Work, |connection| async move {
             let node = bytes(node);
             connection.execute(JOIN, &[&node, &lease_ms()]).await?;
             // Under a name that was used before, it owns nothing either.
@@ -37,7 +39,7 @@ impl Database {
     }
 
     pub(super) async fn claim(&self, node: NodeId, share: usize) -> Result<Result<Claimed, Refusal>, Error> {
-        self.transact(|connection| async move { claim(&connection, &bytes(node), share).await }).await
+        self.transact_by(Use::Work, |connection| async move { claim(&connection, &bytes(node), share).await }).await
     }
 
     pub(super) async fn hand_over(
@@ -48,21 +50,31 @@ impl Database {
     ) -> Result<(), Error> {
         let partitions = &partitions.into_iter().filter_map(|partition| i16::try_from(partition).ok()).collect::<Vec<_>>();
         // The last word about each, because one statement writes a row once.
-        let in_flight: std::collections::BTreeMap<i64, i64> =
-            in_flight.iter().map(|HandedOver { seq, until }| (signed(*seq), until.as_millis())).collect();
-        let (seqs, untils) = &in_flight.into_iter().unzip::<_, _, Vec<i64>, Vec<i64>>();
-        self.transact(|connection| async move {
+        let in_flight: BTreeMap<Seq, HandedOver> = in_flight.into_iter().map(|one| (one.seq, one)).collect();
+        let seqs = &in_flight.keys().copied().map(signed).collect::<Vec<i64>>();
+        let attempts = &in_flight.values().map(|one| i32::try_from(one.attempt).unwrap_or(i32::MAX)).collect::<Vec<i32>>();
+        let untils = &in_flight.values().map(|one| one.until.as_millis()).collect::<Vec<i64>>();
+        self.transact_by(Use::Work, |connection| async move {
             let node = bytes(node);
             connection.execute(LOCK_OWN, &[&node, partitions]).await?;
-            connection.execute(HAND_OVER, &[&node, partitions, seqs, untils]).await?;
+            connection.execute(HAND_OVER, &[&node, partitions, seqs, attempts, untils]).await?;
             connection.execute(GIVE_UP, &[&node, partitions]).await?;
             Ok(())
         })
         .await
     }
 
+    pub(super) async fn handed_over_left(&self, deliveries: Vec<Seq>) -> Result<Vec<Seq>, Error> {
+        let seqs = &deliveries.into_iter().map(signed).collect::<Vec<i64>>();
+        self.read_for_work(|connection| async move {
+            let rows = connection.query(SELECT_HANDED_OVER_LEFT, &[seqs]).await?;
+            Ok(rows.iter().map(|row| Ok(unsigned(row::column(row, "seq")?))).collect::<Result<_, Error>>()?)
+        })
+        .await
+    }
+
     pub(super) async fn nodes(&self) -> Result<Vec<NodeId>, Error> {
-        self.read(|connection| async move {
+        self.read_for_work(|connection| async move {
             let rows = connection.query(SELECT_NODES, &[]).await?;
             let node = |row| Ok(NodeId(u128::from_be_bytes(row::bytes(row, "id")?)));
             Ok(rows.iter().map(node).collect::<Result<_, Error>>()?)
@@ -144,10 +156,16 @@ const SELECT_LEAVE_ALONE: &str =
     "SELECT h.until_ms, d.endpoint, d.id, d.seq, d.ordering_key FROM handed_over h JOIN deliveries d ON d.seq = h.delivery_seq
      WHERE h.until_ms > (extract(epoch FROM clock_timestamp()) * 1000)::bigint AND d.status = 'waiting'
        AND d.partition IN (SELECT id FROM partitions WHERE owner = $1)";
+const SELECT_HANDED_OVER_LEFT: &str = "SELECT d.seq FROM handed_over h JOIN deliveries d ON d.seq = h.delivery_seq
+     WHERE h.delivery_seq = ANY($1::bigint[]) AND h.until_ms > (extract(epoch FROM clock_timestamp()) * 1000)::bigint
+       AND d.status = 'waiting'";
 const LOCK_OWN: &str = "SELECT id FROM partitions WHERE owner = $1 AND id = ANY($2::smallint[]) ORDER BY id FOR UPDATE";
+/// After the lock, so that it sees what was recorded before: that is not in flight any more, and waiting for its record would
+/// block its key and its slot for nothing.
 const HAND_OVER: &str = "INSERT INTO handed_over (delivery_seq, epoch, until_ms)
-     SELECT d.seq, p.epoch, left_over.until_ms FROM unnest($3::bigint[], $4::bigint[]) AS left_over (seq, until_ms)
-     JOIN deliveries d ON d.seq = left_over.seq
+     SELECT d.seq, p.epoch, left_over.until_ms
+     FROM unnest($3::bigint[], $4::int[], $5::bigint[]) AS left_over (seq, attempt, until_ms)
+     JOIN deliveries d ON d.seq = left_over.seq AND d.status = 'waiting' AND d.attempts = left_over.attempt - 1
      JOIN partitions p ON p.id = d.partition AND p.owner = $1 AND p.id = ANY($2::smallint[])
      ON CONFLICT (delivery_seq) DO UPDATE SET epoch = excluded.epoch, until_ms = excluded.until_ms";
 const GIVE_UP: &str = "UPDATE partitions SET owner = NULL WHERE owner = $1 AND id = ANY($2::smallint[])";

@@ -22,6 +22,12 @@ use crate::{COMMAND_MAX, Command, Commanded, Commands, Error, LaneShown, NodeId,
 /// How often everybody looks without having been told.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
+/// A caller is answered within five seconds although the database hangs: it has to be sent and, if it is not answered, withdrawn.
+const SENT_WITHIN: Duration = Duration::from_secs(2);
+const WITHDRAWN_WITHIN: Duration = Duration::from_secs(1);
+/// For how long the database may be away while an answer is waited for.
+const AWAY_MAX: Duration = Duration::from_secs(3);
+
 type CommandId = [u8; 16];
 
 impl Database {
@@ -35,14 +41,15 @@ impl Database {
             connection.query(INSERT_COMMAND, &[&id.as_slice(), owner, document]).await?;
             Ok(())
         });
-        let was_sent = matches!(timeout(COMMAND_MAX, asked).await, Ok(Ok(())));
+        let was_sent = matches!(timeout(SENT_WITHIN, asked).await, Ok(Ok(())));
         if was_sent && let Ok(answer) = timeout(deadline.saturating_duration_since(Instant::now()), self.answer_to(id)).await {
             return answer;
         }
         // It is withdrawn, unless it was taken. One whose insertion seemed to fail may be there too.
         let withdrawn =
             self.run(Use::Verb, |connection| async move { connection.query_opt(DELETE_COMMAND, &[&id.as_slice()]).await });
-        let Some(row) = withdrawn.await.map_err(|_| Error::Unknown)? else {
+        let withdrawn = timeout(WITHDRAWN_WITHIN, withdrawn).await.map_err(|_| Error::Unknown)?;
+        let Some(row) = withdrawn.map_err(|_| Error::Unknown)? else {
             return Err(if was_sent { Error::Unknown } else { Error::unavailable("the database does not answer") });
         };
         match row::optional_text(&row, "answer")? {
@@ -53,13 +60,16 @@ impl Database {
     }
 
     async fn answer_to(&self, id: CommandId) -> Result<Commanded, Error> {
+        let mut reached_at = Instant::now();
         loop {
             let news = self.news.next();
-            let answered =
-                self.read(|connection| async move { connection.query_opt(SELECT_ANSWER, &[&id.as_slice()]).await }).await;
-            // What cannot be asked now can be asked in a moment: it was sent, and is answered or withdrawn in the end.
-            if let Ok(Some(row)) = answered {
-                return read_answer(row::text(&row, "answer")?);
+            let ask = self.read(|connection| async move { connection.query_opt(SELECT_ANSWER, &[&id.as_slice()]).await });
+            match timeout(AWAY_MAX.saturating_sub(reached_at.elapsed()), ask).await {
+                Ok(Ok(Some(row))) => return read_answer(row::text(&row, "answer")?),
+                Ok(Ok(None)) => reached_at = Instant::now(),
+                // What cannot be asked now can be asked in a moment: it was sent, and is answered or withdrawn in the end.
+                Ok(Err(_)) if reached_at.elapsed() < AWAY_MAX => {}
+                Ok(Err(_)) | Err(_) => return Err(Error::Unknown),
             }
             let _ = timeout(LOOK_EVERY, news).await;
         }

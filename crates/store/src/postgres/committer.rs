@@ -26,9 +26,6 @@ const GATHERED_MIN: usize = 8;
 /// And for this part of the time that it took to write, because that is what a second group would cost.
 const GATHERING_PART: u32 = 4;
 const GATHERING_MAX: Duration = Duration::from_millis(3);
-/// How long somebody waits to be taken. Once taken, the group's own deadlines hold.
-const WAIT_MAX: Duration = Duration::from_secs(10);
-
 /// How a group is written.
 pub(super) trait Writing: Send + Sync + 'static {
     /// What one caller wants written.
@@ -44,6 +41,8 @@ pub(super) struct Committer<W: Writing> {
     queue: Mutex<Option<mpsc::UnboundedSender<Job<W>>>>,
     waiting_bytes: Arc<AtomicUsize>,
     waiting_bytes_max: usize,
+    /// A caller is answered within this time, whatever becomes of its group.
+    answer_max: Duration,
     tasks: Mutex<Vec<JoinHandle<()>>>,
 }
 
@@ -58,7 +57,13 @@ struct Job<W: Writing> {
 impl<W: Writing> Committer<W> {
     /// As many tasks as there may be commits in flight. They end when everything that waits is written and nobody can send
     /// any more.
-    pub(super) fn start(writing: &Arc<W>, tasks: usize, waiting_bytes_max: usize, commits: &Arc<Commits>) -> Committer<W> {
+    pub(super) fn start(
+        writing: &Arc<W>,
+        tasks: usize,
+        waiting_bytes_max: usize,
+        answer_max: Duration,
+        commits: &Arc<Commits>,
+    ) -> Committer<W> {
         let (queue, inbox) = mpsc::unbounded_channel();
         let waiting_bytes = Arc::new(AtomicUsize::new(0));
         let shared = Arc::new(Queue {
@@ -70,7 +75,7 @@ impl<W: Writing> Committer<W> {
             commits: Arc::clone(commits),
         });
         let tasks = (0..tasks).map(|_| tokio::spawn(run(Arc::clone(writing), Arc::clone(&shared)))).collect();
-        Committer { queue: Mutex::new(Some(queue)), waiting_bytes, waiting_bytes_max, tasks: Mutex::new(tasks) }
+        Committer { queue: Mutex::new(Some(queue)), waiting_bytes, waiting_bytes_max, answer_max, tasks: Mutex::new(tasks) }
     }
 
     /// Has it written in the next group. `bytes` is about what it weighs.
@@ -89,11 +94,13 @@ impl<W: Writing> Committer<W> {
             return Err(closed());
         }
         drop(queue);
-        match tokio::time::timeout(WAIT_MAX, &mut answered).await {
+        let abandoned = Abandoned(is_taken);
+        match tokio::time::timeout(self.answer_max, &mut answered).await {
             Ok(answer) => answer.map_err(|_| closed())?,
             // It was not taken and now never will be: nothing was written, and that is the truth.
-            Err(_) if !is_taken.swap(true, Ordering::AcqRel) => Err(Error::unavailable("the database cannot keep up")),
-            Err(_) => answered.await.map_err(|_| closed())?,
+            Err(_) if abandoned.was_not_taken() => Err(Error::unavailable("the database cannot keep up")),
+            // Its group is being written, and may well be committed later.
+            Err(_) => Err(Error::Unknown),
         }
     }
 
@@ -105,6 +112,22 @@ impl<W: Writing> Committer<W> {
             // One that has panicked has nothing left to write.
             let _ = task.await;
         }
+    }
+}
+
+/// A caller that has gone, because it has waited long enough or because its request was dropped: what was not taken by then
+/// is never written.
+struct Abandoned(Arc<AtomicBool>);
+
+impl Abandoned {
+    fn was_not_taken(&self) -> bool {
+        !self.0.swap(true, Ordering::AcqRel)
+    }
+}
+
+impl Drop for Abandoned {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
     }
 }
 
@@ -271,6 +294,48 @@ async fn write_or_halve<W: Writing>(
 mod tests {
     use super::*;
 
+    const ANSWER_MAX: Duration = Duration::from_secs(4);
+
+    /// Never answers, as a server that hangs.
+    struct Hangs;
+
+    impl Writing for Hangs {
+        type Call = i32;
+        type Answer = i32;
+
+        async fn write(&self, _: &mut [i32]) -> Result<Vec<i32>, Problem> {
+            std::future::pending().await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn i37_every_caller_is_answered_in_time_and_hears_whether_it_may_have_been_written() {
+        let committer = Committer::start(&Arc::new(Hangs), 1, 1_000, ANSWER_MAX, &Arc::default());
+        let began = tokio::time::Instant::now();
+        let second = async {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            committer.write(1, 2).await
+        };
+        let (first, second) = tokio::join!(committer.write(1, 1), second);
+        assert!(matches!(first, Err(Error::Unknown)), "{first:?}: it was taken");
+        assert!(matches!(second, Err(Error::Unavailable(_))), "{second:?}: it was not, and never will be");
+        assert!(began.elapsed() < ANSWER_MAX + Duration::from_millis(10), "{:?}", began.elapsed());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_caller_wanted_who_has_gone_before_it_was_taken_is_not_written() {
+        let numbers = Arc::new(Numbers { groups: Mutex::default() });
+        let committer = Committer::start(&numbers, 1, 1_000, ANSWER_MAX, &Arc::default());
+        let gone = async {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+            assert!(tokio::time::timeout(Duration::from_millis(1), committer.write(1, 2)).await.is_err());
+        };
+        let (first, ()) = tokio::join!(committer.write(1, 1), gone);
+        assert_eq!(first.expect("written"), 2);
+        committer.close().await;
+        assert_eq!(*numbers.groups.lock(), [1], "only the first");
+    }
+
     /// Refuses a group that has a number below zero in it.
     struct Numbers {
         groups: Mutex<Vec<usize>>,
@@ -294,7 +359,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn callers_that_arrive_during_a_commit_share_the_next_one_and_get_their_own_answers() {
         let numbers = Arc::new(Numbers { groups: Mutex::default() });
-        let committer = Arc::new(Committer::start(&numbers, 1, 1_000, &Arc::default()));
+        let committer = Arc::new(Committer::start(&numbers, 1, 1_000, ANSWER_MAX, &Arc::default()));
         let calls: Vec<_> = (0..20)
             .map(|number| {
                 let committer = Arc::clone(&committer);
@@ -312,7 +377,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_waits_is_bounded() {
         let numbers = Arc::new(Numbers { groups: Mutex::default() });
-        let committer = Committer::start(&numbers, 1, 10, &Arc::default());
+        let committer = Committer::start(&numbers, 1, 10, ANSWER_MAX, &Arc::default());
         // The first is being written, the second waits, and there is no room for a third.
         let third = async {
             tokio::time::sleep(Duration::from_millis(2)).await;

@@ -43,7 +43,7 @@ impl Database {
     }
 
     pub(super) async fn configuration_number(&self) -> Result<u64, Error> {
-        self.read(|connection| async move {
+        self.read_for_work(|connection| async move {
             let row = connection.query_one(SELECT_NUMBER, &[]).await?;
             Ok(unsigned(row::column(&row, "value")?))
         })
@@ -76,13 +76,14 @@ impl Database {
 
     pub(super) async fn take_up(&self, endpoints: Vec<EndpointId>) -> Result<Vec<TakenUp>, Error> {
         let ids = &endpoints.iter().map(|id| id.to_bytes().to_vec()).collect::<Vec<_>>();
-        self.read(|connection| async move {
+        self.read_for_work(|connection| async move {
             let rows = connection.query(SELECT_ENDPOINTS_BY_ID, &[ids]).await?;
             let mut lanes = BTreeMap::new();
             for row in connection.query(SELECT_LANES, &[ids]).await? {
                 let id = EndpointId::from_bytes(row::bytes(&row, "endpoint")?);
                 let (memory, timeout) = document::read_lane(row::text(&row, "document")?)?;
-                lanes.insert(id, LaneState { memory, timeout });
+                let version = unsigned(row::column(&row, "version")?);
+                lanes.insert(id, LaneState { memory, timeout, version });
             }
             let found = rows.iter().map(|row| endpoint(row, &self.options.keyring)).collect::<Result<Vec<_>, _>>()?;
             let names: BTreeSet<&str> = found.iter().map(|stored| stored.endpoint.tenant.as_str()).collect();
@@ -123,7 +124,7 @@ impl Database {
     }
 
     pub(super) async fn key(&self, hash: KeyHash) -> Result<Option<Key>, Error> {
-        self.read(|connection| async move {
+        self.read_for_work(|connection| async move {
             let now = self.clock_now().as_millis();
             let row = connection.query_opt(SELECT_KEY, &[&hash.0.as_slice(), &now]).await?;
             Ok(row.as_ref().map(key).transpose()?)
@@ -178,7 +179,7 @@ const SELECT_NUMBER: &str = "SELECT value FROM counters WHERE name = 'configurat
 const SELECT_ENDPOINT: &str = "SELECT * FROM endpoints WHERE id = $1";
 const SELECT_ENDPOINTS_BY_ID: &str = "SELECT * FROM endpoints WHERE id = ANY($1)";
 const SELECT_TENANTS_BY_ID: &str = "SELECT * FROM tenants WHERE id = ANY($1) AND deleted_at_ms IS NULL";
-const SELECT_LANES: &str = "SELECT endpoint, document FROM lanes WHERE endpoint = ANY($1)";
+const SELECT_LANES: &str = "SELECT endpoint, document, version FROM lanes WHERE endpoint = ANY($1)";
 const SELECT_ENDPOINTS_OF_TENANT: &str =
     "SELECT * FROM endpoints WHERE tenant = $4 AND ($1::text IS NULL OR uid = $1) AND ($2::bytea IS NULL OR id < $2)
        AND deleted_at_ms IS NULL ORDER BY id DESC LIMIT $3";
@@ -423,12 +424,25 @@ async fn write_tenant(connection: &Connection, sql: &str, id: &TenantId, now: Ti
     Ok(())
 }
 
-const TOUCH_TENANT: &str =
-    "INSERT INTO tenants (id, version, retention_ms, document, extra, created_at_ms) VALUES ($1, 1, $2, $3, '{}', $4)
-     ON CONFLICT (id) DO UPDATE SET version = tenants.version + 1, deleted_at_ms = NULL";
-const MAKE_TENANT: &str =
-    "INSERT INTO tenants (id, version, retention_ms, document, extra, created_at_ms) VALUES ($1, 1, $2, $3, '{}', $4)
-     ON CONFLICT (id) DO UPDATE SET version = tenants.version + 1, deleted_at_ms = NULL WHERE tenants.deleted_at_ms IS NOT NULL";
+/// One that was deleted begins as a new one would: with nothing of what was set before, and without the events up to then. Whoever publishes for
+/// the new one takes its number after this is committed, and whoever published for the old one took it before.
+const TOUCH_TENANT: &str = "INSERT INTO tenants (id, version, retention_ms, document, extra, created_at_ms)
+     VALUES ($1, 1 + (SELECT value FROM counters WHERE name = 'removed_tenant_version'), $2, $3, '{}', $4)
+     ON CONFLICT (id) DO UPDATE SET version = tenants.version + 1, deleted_at_ms = NULL,
+       retention_ms = CASE WHEN tenants.deleted_at_ms IS NULL THEN tenants.retention_ms ELSE excluded.retention_ms END,
+       document = CASE WHEN tenants.deleted_at_ms IS NULL THEN tenants.document ELSE excluded.document END,
+       extra = CASE WHEN tenants.deleted_at_ms IS NULL THEN tenants.extra ELSE excluded.extra END,
+       created_at_ms = CASE WHEN tenants.deleted_at_ms IS NULL THEN tenants.created_at_ms ELSE excluded.created_at_ms END,
+       first_event = CASE WHEN tenants.deleted_at_ms IS NULL THEN tenants.first_event ELSE nextval('events_seq') END";
+const MAKE_TENANT: &str = "INSERT INTO tenants (id, version, retention_ms, document, extra, created_at_ms)
+     VALUES ($1, 1 + (SELECT value FROM counters WHERE name = 'removed_tenant_version'), $2, $3, '{}', $4)
+     ON CONFLICT (id) DO UPDATE SET version = tenants.version + 1, deleted_at_ms = NULL,
+       retention_ms = CASE WHEN tenants.deleted_at_ms IS NULL THEN tenants.retention_ms ELSE excluded.retention_ms END,
+       document = CASE WHEN tenants.deleted_at_ms IS NULL THEN tenants.document ELSE excluded.document END,
+       extra = CASE WHEN tenants.deleted_at_ms IS NULL THEN tenants.extra ELSE excluded.extra END,
+       created_at_ms = CASE WHEN tenants.deleted_at_ms IS NULL THEN tenants.created_at_ms ELSE excluded.created_at_ms END,
+       first_event = CASE WHEN tenants.deleted_at_ms IS NULL THEN tenants.first_event ELSE nextval('events_seq') END
+     WHERE tenants.deleted_at_ms IS NOT NULL";
 
 async fn put_tenant(
     connection: &Connection,
@@ -451,10 +465,12 @@ async fn put_tenant(
     Ok(Ok(unsigned(row::column(&row, "version")?)))
 }
 
-const PUT_TENANT: &str =
-    "INSERT INTO tenants (id, version, retention_ms, document, extra, created_at_ms) VALUES ($1, 1, $2, $3, $4, $5)
+const PUT_TENANT: &str = "INSERT INTO tenants (id, version, retention_ms, document, extra, created_at_ms)
+     VALUES ($1, 1 + (SELECT value FROM counters WHERE name = 'removed_tenant_version'), $2, $3, $4, $5)
      ON CONFLICT (id) DO UPDATE SET version = tenants.version + 1, retention_ms = excluded.retention_ms,
-       document = excluded.document, extra = excluded.extra, deleted_at_ms = NULL
+       document = excluded.document, extra = excluded.extra, deleted_at_ms = NULL,
+       created_at_ms = CASE WHEN tenants.deleted_at_ms IS NULL THEN tenants.created_at_ms ELSE excluded.created_at_ms END,
+       first_event = CASE WHEN tenants.deleted_at_ms IS NULL THEN tenants.first_event ELSE nextval('events_seq') END
      RETURNING version";
 
 async fn delete_tenant(connection: &Connection, id: &TenantId, now: Timestamp) -> Result<Result<u64, Refusal>, Problem> {
@@ -466,7 +482,8 @@ async fn delete_tenant(connection: &Connection, id: &TenantId, now: Timestamp) -
     Ok(Ok(1))
 }
 
-const DELETE_TENANT: &str = "UPDATE tenants SET deleted_at_ms = $2, version = version + 1, swept_to = 0
+const DELETE_TENANT: &str = "UPDATE tenants SET deleted_at_ms = $2, version = version + 1, swept_to = 0, events_swept_to = 0,
+                               deleted_to = (SELECT last_value FROM deliveries_seq_seq), events_deleted_to = (SELECT last_value FROM events_seq)
                              WHERE id = $1 AND deleted_at_ms IS NULL";
 const DELETE_ENDPOINTS: &str =
     "UPDATE endpoints SET deleted_at_ms = $2, version = version + 1 WHERE tenant = $1 AND deleted_at_ms IS NULL";

@@ -20,18 +20,25 @@ use super::Database;
 use super::row::{self, Parameters};
 use crate::Error;
 
-/// For verbs, each of which takes one.
-const CONNECTIONS: usize = 16;
+/// For verbs that people ask for, each of which takes one. Some of their queries are slow.
+const CONNECTIONS: usize = 12;
+/// For what delivering and publishing cannot go on without: slow queries of people never keep a lane from its next rows.
+const WORK_CONNECTIONS: usize = 4;
 /// For committers, beside the others: a dozen slow questions must not keep anybody from publishing.
 const COMMITTING_CONNECTIONS: usize = 4;
-const CONNECT_MAX: Duration = Duration::from_secs(3);
+const CONNECT_MAX: Duration = Duration::from_millis(2_500);
 /// How long a verb waits for a connection that others use.
-const WAIT_MAX: Duration = Duration::from_secs(3);
-/// A server that hangs answers nothing, so that whoever asks has to look at the clock.
-const VERB_MAX: Duration = Duration::from_secs(10);
+const WAIT_MAX: Duration = Duration::from_millis(2_500);
+/// A server that hangs answers nothing, so that whoever asks has to look at the clock. A verb answers within this time, so that
+/// its caller can tell a client within five seconds that the database is away.
+pub(super) const VERB_MAX: Duration = Duration::from_secs(4);
+/// What of it is kept for the commit of a transaction, and for asking what has become of it.
+const COMMIT_SHARE: Duration = Duration::from_secs(1);
+/// How long the kernel waits for the server to acknowledge what was sent.
+const ACKNOWLEDGED_MAX: Duration = Duration::from_secs(10);
 /// For what is sent in one go, with its commit.
 const FLIGHT_MAX: Duration = Duration::from_secs(6);
-/// How long it is asked after a commit whose answer was lost. Whoever waits is told within five seconds of a database that is gone.
+/// How long a committer asks after a commit whose answer was lost.
 const DOUBT_MAX: Duration = Duration::from_secs(4);
 const ROLLBACK_MAX: Duration = Duration::from_secs(1);
 const TRIES_MAX: u32 = 5;
@@ -172,12 +179,15 @@ fn is_lost(error: &tokio_postgres::Error) -> bool {
 #[derive(Debug)]
 pub(super) struct Connections {
     verbs: Pool,
+    work: Pool,
     committing: Pool,
     /// One of its own, so that a busy pool cannot delay heartbeats.
     heartbeats: Pool,
     is_closed: AtomicBool,
 }
 
+/// A statement is ended by the server before its verb gives up, so that the connection can be used again.
+const VERBS: &str = "-c statement_timeout=3500";
 /// A group joins what it was given with what it has done: five hundred rows with five hundred, which loops would square.
 const COMMITTING: &str = "-c enable_hashjoin=on";
 
@@ -185,6 +195,7 @@ const COMMITTING: &str = "-c enable_hashjoin=on";
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Use {
     Verb,
+    Work,
     Committing,
     Heartbeat,
 }
@@ -205,9 +216,10 @@ impl Connections {
                 .map_err(Error::unavailable)
         };
         Ok(Connections {
-            verbs: pool(CONNECTIONS, "")?,
+            verbs: pool(CONNECTIONS, VERBS)?,
+            work: pool(WORK_CONNECTIONS, VERBS)?,
             committing: pool(COMMITTING_CONNECTIONS, COMMITTING)?,
-            heartbeats: pool(1, "")?,
+            heartbeats: pool(1, VERBS)?,
             is_closed: AtomicBool::new(false),
         })
     }
@@ -218,6 +230,7 @@ impl Connections {
         }
         let pool = match purpose {
             Use::Verb => &self.verbs,
+            Use::Work => &self.work,
             Use::Committing => &self.committing,
             Use::Heartbeat => &self.heartbeats,
         };
@@ -235,6 +248,7 @@ impl Connections {
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
         self.verbs.close();
+        self.work.close();
         self.committing.close();
         self.heartbeats.close();
     }
@@ -279,7 +293,7 @@ pub fn read_url(url: &str) -> Result<Config, Error> {
     }
     let options = config.get_options().map_or_else(|| SETTINGS.to_owned(), |given| format!("{given} {SETTINGS}"));
     config.options(options).connect_timeout(CONNECT_MAX).ssl_mode(SslMode::Disable);
-    config.keepalives_idle(Duration::from_secs(10)).tcp_user_timeout(VERB_MAX);
+    config.keepalives_idle(Duration::from_secs(10)).tcp_user_timeout(ACKNOWLEDGED_MAX);
     if config.get_application_name().is_none() {
         config.application_name("posthaste");
     }
@@ -418,12 +432,16 @@ impl<'a> Flight<'a> {
     }
 
     /// What each statement has answered. One that fails makes the server refuse the rest, and `COMMIT` roll back.
-    pub(super) async fn land(mut self) -> Result<Vec<Vec<Row>>, Crash> {
+    pub(super) async fn land(self) -> Result<Vec<Vec<Row>>, Crash> {
+        self.land_within(FLIGHT_MAX).await
+    }
+
+    async fn land_within(mut self, flight_max: Duration) -> Result<Vec<Vec<Row>>, Crash> {
         let mut answers: Vec<Option<Result<Vec<Row>, tokio_postgres::Error>>> = self.statements.iter().map(|_| None).collect();
         let mut sent = 0;
         let statements = &mut self.statements;
         let landed = timeout(
-            FLIGHT_MAX,
+            flight_max,
             poll_fn(|context| {
                 let mut is_waiting = false;
                 for (place, statement) in statements.iter_mut().enumerate() {
@@ -571,15 +589,32 @@ impl Database {
         self.try_to_run(Use::Verb, work, &AtomicBool::new(false)).await
     }
 
+    /// The same for what delivering and publishing need. It does not wait for people's queries.
+    pub(super) async fn read_for_work<T, F: Future<Output = Result<T, Problem>>>(
+        &self,
+        work: impl Fn(Arc<Connection>) -> F,
+    ) -> Result<T, Error> {
+        self.try_to_run(Use::Work, work, &AtomicBool::new(false)).await
+    }
+
     /// Runs a transaction, again if it has to be, and answers only what is certain: if the answer to its commit is lost, it
     /// is found out what has become of it.
     pub(super) async fn transact<T, F: Future<Output = Result<T, Problem>>>(
         &self,
         work: impl Fn(Arc<Connection>) -> F,
     ) -> Result<T, Error> {
+        self.transact_by(Use::Verb, work).await
+    }
+
+    pub(super) async fn transact_by<T, F: Future<Output = Result<T, Problem>>>(
+        &self,
+        purpose: Use,
+        work: impl Fn(Arc<Connection>) -> F,
+    ) -> Result<T, Error> {
         let mut tries = Tries::new();
+        let deadline = Instant::now() + VERB_MAX;
         loop {
-            match self.try_to_transact(&work).await {
+            match self.try_to_transact(purpose, &work, deadline).await {
                 Ok(answer) => return Ok(answer),
                 Err(problem) => tries.again(problem).await?,
             }
@@ -588,10 +623,13 @@ impl Database {
 
     async fn try_to_transact<T, F: Future<Output = Result<T, Problem>>>(
         &self,
+        purpose: Use,
         work: &impl Fn(Arc<Connection>) -> F,
+        deadline: Instant,
     ) -> Result<T, Problem> {
+        let left = || deadline.saturating_duration_since(Instant::now());
         let worked = async {
-            let connection = self.connection(Use::Verb).await?;
+            let connection = self.connection(purpose).await?;
             let worked = async {
                 connection.batch("BEGIN").await?;
                 let answer = work(Arc::clone(&connection)).await?;
@@ -605,20 +643,22 @@ impl Database {
                 }
             }
         };
-        let worked =
-            timeout(VERB_MAX, worked).await.unwrap_or_else(|_| Err(Error::unavailable("the database does not answer").into()));
+        let worked = timeout(left().saturating_sub(COMMIT_SHARE), worked)
+            .await
+            .unwrap_or_else(|_| Err(Error::unavailable("the database does not answer").into()));
         let (answer, statement, connection) = worked?;
         let id = rand::random::<CommitId>();
         let mut flight = Flight::new(&connection);
         flight.query(statement, row::parameters![id.to_vec()]);
         flight.commit();
-        match flight.land().await {
+        // Half for the commit, and half for asking after it.
+        match flight.land_within(left() / 2).await {
             Ok(_) => {
                 connection.is_left_in_order();
                 Ok(answer)
             }
             Err(crash) => {
-                self.after_a_crash(&connection, crash, id).await?;
+                self.after_a_crash_by(&connection, crash, id, deadline).await?;
                 Ok(answer)
             }
         }
@@ -626,18 +666,27 @@ impl Database {
 
     /// Answers once a crash is known to have been a commit.
     pub(super) async fn after_a_crash(&self, connection: &Connection, crash: Crash, id: CommitId) -> Result<(), Problem> {
+        self.after_a_crash_by(connection, crash, id, Instant::now() + DOUBT_MAX).await
+    }
+
+    async fn after_a_crash_by(
+        &self,
+        connection: &Connection,
+        crash: Crash,
+        id: CommitId,
+        deadline: Instant,
+    ) -> Result<(), Problem> {
         if !crash.is_in_doubt {
             connection.clean_up(&crash.problem).await;
             return Err(crash.problem);
         }
         tracing::warn!(problem = ?crash.problem, "the answer to a commit was lost: finding out what has become of it");
-        if self.was_committed(id).await? { Ok(()) } else { Err(Problem::Overtaken) }
+        if self.was_committed(id, deadline).await? { Ok(()) } else { Err(Problem::Overtaken) }
     }
 
     /// Writes the name of a transaction in doubt, as void. That waits for it if it is still under way; if it works it has not been
     /// committed and never will be, because its own name would be there twice.
-    async fn was_committed(&self, id: CommitId) -> Result<bool, Problem> {
-        let deadline = Instant::now() + DOUBT_MAX;
+    async fn was_committed(&self, id: CommitId, deadline: Instant) -> Result<bool, Problem> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let asked = timeout(left, async {

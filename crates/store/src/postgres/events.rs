@@ -36,7 +36,7 @@ const ROW_BYTES: usize = 512;
 /// How often a group is planned again, or tables are made for it, before it is given up.
 const DETOURS_MAX: u32 = 5;
 /// For everything before the commit.
-const DECIDING_MAX: Duration = Duration::from_secs(8);
+const DECIDING_MAX: Duration = Duration::from_secs(5);
 
 /// An event whose deliveries have been chosen.
 #[derive(Debug)]
@@ -98,7 +98,7 @@ fn count(deliveries: usize) -> u32 {
 
 impl Postgres {
     pub(super) async fn publish_in_a_group(&self, events: Vec<NewEvent>) -> Result<Vec<Published>, Error> {
-        let find = |event: &Event| self.0.database.event(Some(event.tenant.clone()), event.id.clone());
+        let find = |event: &Event| self.0.database.published_event(event.tenant.clone(), event.id.clone());
         let (events, answers) = answer_for_our_ids(events, find).await?;
         let mut plans = Vec::with_capacity(events.len());
         let mut bytes = 0;
@@ -372,7 +372,7 @@ async fn decide_round(
         if !lost.values().flatten().all(is_known) {
             return Err(Problem::Overtaken);
         }
-        let before = published_before(connection, holders.values().filter(|holder| !ours.contains_key(&holder.seq))).await?;
+        let before = published_before(connection, holders.iter().filter(|(_, holder)| !ours.contains_key(&holder.seq))).await?;
         let (mut given_back, mut vacant) = (Vec::new(), Vec::new());
         for (place, of_others) in &lost {
             let answer = of_others.iter().find_map(|key| {
@@ -467,17 +467,23 @@ fn key_columns<'a: 'b, 'b>(keys: impl Iterator<Item = &'b Key<'a>>) -> (Vec<&'a 
     (tenants, kinds, names)
 }
 
-/// The events that hold keys, by their numbers. Looked for in their own days only, and among what was kept aside.
-async fn published_before(
+/// The events that hold keys, by their numbers. Looked for in their own days only, and among what was kept aside; without those of a tenant that
+/// was deleted, also if there is another of the same id since.
+async fn published_before<'a: 'b, 'b>(
     connection: &Connection,
-    holders: impl Iterator<Item = &Holder>,
+    holders: impl Iterator<Item = (&'b Key<'a>, &'b Holder)>,
 ) -> Result<HashMap<i64, Published>, Problem> {
-    let (slots, seqs): (Vec<i32>, Vec<i64>) = holders.map(|holder| (holder.slot, holder.seq)).unzip();
+    let (mut slots, mut seqs, mut tenants) = (Vec::new(), Vec::new(), Vec::new());
+    for (key, holder) in holders {
+        slots.push(holder.slot);
+        seqs.push(holder.seq);
+        tenants.push(key.tenant);
+    }
     let mut found = HashMap::new();
     if seqs.is_empty() {
         return Ok(found);
     }
-    for row in connection.query(SELECT_PUBLISHED, &[&slots, &seqs]).await? {
+    for row in connection.query(SELECT_PUBLISHED, &[&slots, &seqs, &tenants]).await? {
         let published = Published::Duplicate {
             event: row::parsed(&row, "id", EventId::parse)?,
             event_type: row::parsed(&row, "type", EventType::parse)?,
@@ -779,9 +785,11 @@ const SELECT_HOLDERS: &str = "SELECT k.tenant, k.kind, k.key, k.event_slot, k.ev
      JOIN idempotency_keys k ON k.tenant = wanted.tenant AND k.kind = wanted.kind AND k.key = wanted.key
      WHERE k.event_seq <> wanted.event_seq";
 const SELECT_PUBLISHED: &str =
-    "SELECT e.*, (SELECT count(*) FROM deliveries d WHERE d.event_seq = e.seq AND d.replay_of IS NULL) AS deliveries
-     FROM (SELECT seq, id, type, timestamp_ms FROM events WHERE slot = ANY($1) AND seq = ANY($2)
-           UNION ALL SELECT seq, id, type, timestamp_ms FROM events_kept WHERE seq = ANY($2)) e";
+    "SELECT e.*, (SELECT count(*) FROM deliveries d WHERE d.event_seq = e.seq AND d.tenant = e.tenant AND d.replay_of IS NULL) AS deliveries
+     FROM (SELECT seq, tenant, id, type, timestamp_ms FROM events WHERE slot = ANY($1) AND seq = ANY($2)
+           UNION ALL SELECT seq, tenant, id, type, timestamp_ms FROM events_kept WHERE seq = ANY($2)) e
+     WHERE (e.seq, e.tenant) IN (SELECT * FROM unnest($2::bigint[], $3::text[]))
+       AND EXISTS (SELECT 1 FROM tenants t WHERE t.id = e.tenant AND t.deleted_at_ms IS NULL AND e.seq >= t.first_event)";
 const DELETE_KEYS: &str =
     "DELETE FROM idempotency_keys k USING unnest($1::text[], $2::text[], $3::text[], $4::bigint[]) AS ours (tenant, kind, key, event_seq)
      WHERE k.tenant = ours.tenant AND k.kind = ours.kind AND k.key = ours.key AND k.event_seq = ours.event_seq";

@@ -40,6 +40,7 @@ async fn look(connection: &Connection, keyring: Option<&Keyring>) -> Result<Exam
         schema: Schema::of(stored, known),
         master_key: MasterKeyFit::of(sealed_with, keyring),
         clock_skew: Some(skew),
+        clock_jumped_by: None,
         has_unread_log: false,
         troubles,
     })

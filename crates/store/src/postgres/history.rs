@@ -116,10 +116,30 @@ impl Database {
     }
 
     pub(super) async fn event(&self, tenant: Option<TenantId>, id: EventId) -> Result<Option<EventRow>, Error> {
+        self.event_from(0, tenant, id).await
+    }
+
+    /// The event that has this id in the present tenant, not in a deleted one of the same name.
+    pub(super) async fn published_event(&self, tenant: TenantId, id: EventId) -> Result<Option<EventRow>, Error> {
+        let name = tenant.as_str();
+        let first: Option<i64> = self
+            .read(|connection| async move {
+                let row = connection.query_opt(SELECT_FIRST_EVENT, &[&name]).await?;
+                Ok(row.map(|row| row::column(&row, "first_event")).transpose()?)
+            })
+            .await?;
+        match first {
+            Some(first) => self.event_from(first, Some(tenant), id).await,
+            None => Ok(None),
+        }
+    }
+
+    /// Among events with this number or a higher one.
+    async fn event_from(&self, first: i64, tenant: Option<TenantId>, id: EventId) -> Result<Option<EventRow>, Error> {
         let (tenant, id) = (tenant.as_ref().map(TenantId::as_str), &id);
         self.read(|connection| async move {
-            let places = places_of_event(&connection, tenant, id).await?;
-            let found = lanes::events_at(&connection, places.into_iter()).await?;
+            let places = places_of_event(&connection, tenant, id).await?.into_iter().filter(|place| place.seq >= first);
+            let found = lanes::events_at(&connection, places).await?;
             // Whoever may see all tenants names one where the same id was chosen twice. Of an id that was used again the newest is
             // meant.
             let Some((_, row)) = found.into_iter().max_by_key(|(seq, _)| *seq) else { return Ok(None) };
@@ -229,7 +249,8 @@ macro_rules! select_deliveries {
                         AND o.status = 'waiting' AND o.ordering_key IS NOT NULL AND o.seq < d.seq) AS is_head_of_key
              FROM deliveries d
              JOIN endpoints p ON p.id = d.endpoint
-             LEFT JOIN deliveries r ON r.seq = d.replay_of LEFT JOIN deliveries s ON s.seq = d.replayed_as ",
+             LEFT JOIN deliveries r ON r.seq = d.replay_of AND r.tenant = d.tenant
+             LEFT JOIN deliveries s ON s.seq = d.replayed_as AND s.tenant = d.tenant ",
             $rest
         )
     };
@@ -264,6 +285,7 @@ const SELECT_PLACES: &str = "SELECT event_slot AS slot, event_seq AS seq FROM id
        WHERE kind = 'id' AND key = $1 AND coalesce(tenant = $2::text, TRUE)
      UNION SELECT slot, seq FROM events WHERE slot BETWEEN $3 AND $4 AND id = $1 AND coalesce(tenant = $2::text, TRUE)
      UNION SELECT slot, seq FROM events_kept WHERE id = $1 AND coalesce(tenant = $2::text, TRUE)";
+const SELECT_FIRST_EVENT: &str = "SELECT first_event FROM tenants WHERE id = $1 AND deleted_at_ms IS NULL";
 const COUNT_DELIVERIES: &str = "SELECT status, count(*) AS n FROM deliveries WHERE event_seq = $1 GROUP BY status";
 /// Payloads stay where they are.
 const SELECT_EVENTS_OF_TENANT: &str = "SELECT * FROM (

@@ -35,7 +35,7 @@ const DETOURS_MAX: u32 = 3;
 impl Database {
     /// A skip scan over each of the three queues: as many steps as there are endpoints with work.
     pub(super) async fn work(&self, after: Option<EndpointId>, rows_max: usize) -> Result<Vec<EndpointId>, Error> {
-        self.read(|connection| async move {
+        self.read_for_work(|connection| async move {
             let after = after.map_or_else(Vec::new, |after| after.to_bytes().to_vec());
             let rows = connection.query(SELECT_WORK, &[&after, &limit(rows_max)]).await?;
             Ok(rows.iter().map(|row| Ok(EndpointId::from_bytes(row::bytes(row, "endpoint")?))).collect::<Result<_, Error>>()?)
@@ -43,20 +43,23 @@ impl Database {
         .await
     }
 
-    pub(super) async fn sweep(&self, after: Seq) -> Result<Swept, Error> {
-        self.read(|connection| async move {
-            // The last row first: what is committed between the two statements is swept again, and not passed over.
+    pub(super) async fn sweep(&self, after: Seq, rows_max: usize) -> Result<Swept, Error> {
+        self.read_for_work(|connection| async move {
+            // The last row first: what is committed between the statements is swept again, and not passed over.
             let highest = last_seq(&connection).await?;
-            let rows = connection.query(SELECT_SWEPT, &[&signed(after)]).await?;
+            let last = connection.query_opt(SELECT_SWEPT_END, &[&signed(after), &limit(rows_max)]).await?;
+            let last: Option<i64> = last.map(|row| row::column(&row, "seq")).transpose()?;
+            let rows = connection.query(SELECT_SWEPT, &[&signed(after), &last.unwrap_or(i64::MAX)]).await?;
             let endpoint = |row| Ok(EndpointId::from_bytes(row::bytes(row, "endpoint")?));
-            Ok(Swept { endpoints: rows.iter().map(endpoint).collect::<Result<_, Error>>()?, highest })
+            let endpoints = rows.iter().map(endpoint).collect::<Result<_, Error>>()?;
+            Ok(Swept { endpoints, highest, next: last.map(unsigned) })
         })
         .await
     }
 
     pub(super) async fn windows(&self, asked: Vec<WindowAsked>) -> Result<Vec<WindowRows>, Error> {
         let asked = &asked;
-        self.read(|connection| async move {
+        self.read_for_work(|connection| async move {
             // Before the look, as is the last row: whatever is committed meanwhile may be among its rows and is not said to be.
             let done = self.in_flight.all_done_up_to();
             let last = connection.prepare(SELECT_LAST_SEQ).await?;
@@ -83,18 +86,20 @@ impl Database {
 
     pub(super) async fn bodies(&self, deliveries: Vec<Seq>) -> Result<Vec<Body>, Error> {
         let asked = &deliveries;
-        self.read(|connection| async move {
+        self.read_for_work(|connection| async move {
             let seqs: Vec<i64> = asked.iter().copied().map(signed).collect();
             let rows = connection.query(SELECT_EVENTS_OF_DELIVERIES, &[&seqs]).await?;
             let mut places = HashMap::new();
             for row in &rows {
                 let of = Place { slot: row::column(row, "event_slot")?, seq: row::column(row, "event_seq")? };
-                places.insert(row::column::<i64>(row, "seq")?, (DeliveryId::from_bytes(row::bytes(row, "id")?), of));
+                let delivery = DeliveryId::from_bytes(row::bytes(row, "id")?);
+                places.insert(row::column::<i64>(row, "seq")?, (delivery, row::text(row, "tenant")?, of));
             }
-            let events = events_at(&connection, places.values().map(|(_, place)| *place)).await?;
+            let events = events_at(&connection, places.values().map(|(_, _, place)| *place)).await?;
             let body = |seq: &Seq| {
-                let (delivery, place) = places.get(&signed(*seq))?;
-                Some(Body { seq: *seq, delivery: *delivery, event: event(events.get(&place.seq)?) })
+                let (delivery, tenant, place) = places.get(&signed(*seq))?;
+                let found = events.get(&place.seq).filter(|row| row::text(row, "tenant").is_ok_and(|of| of == *tenant))?;
+                Some(Body { seq: *seq, delivery: *delivery, event: event(found) })
             };
             Ok(asked.iter().filter_map(body).collect())
         })
@@ -102,10 +107,10 @@ impl Database {
     }
 
     pub(super) async fn lane(&self, endpoint: EndpointId) -> Result<Option<LaneState>, Error> {
-        self.read(|connection| async move {
+        self.read_for_work(|connection| async move {
             let Some(row) = connection.query_opt(SELECT_LANE, &[&endpoint.to_bytes().as_slice()]).await? else { return Ok(None) };
             let (memory, timeout) = document::read_lane(row::text(&row, "document")?)?;
-            Ok(Some(LaneState { memory, timeout }))
+            Ok(Some(LaneState { memory, timeout, version: unsigned(row::column(&row, "version")?) }))
         })
         .await
     }
@@ -153,7 +158,9 @@ const SELECT_WORK: &str = "WITH RECURSIVE found (endpoint) AS (
        FROM found f WHERE f.endpoint IS NOT NULL)
      SELECT endpoint FROM found WHERE endpoint IS NOT NULL LIMIT $2";
 const SELECT_LAST_SEQ: &str = "SELECT coalesce(max(seq), 0) AS seq FROM deliveries";
-const SELECT_SWEPT: &str = "SELECT DISTINCT endpoint FROM deliveries WHERE seq > $1 AND status = 'waiting'";
+const SELECT_SWEPT: &str = "SELECT DISTINCT endpoint FROM deliveries WHERE seq > $1 AND seq <= $2 AND status = 'waiting'";
+/// The last row of a page, if the page is full.
+const SELECT_SWEPT_END: &str = "SELECT seq FROM deliveries WHERE seq > $1 ORDER BY seq LIMIT 1 OFFSET $2::bigint - 1";
 const SELECT_FRESH: &str =
     "SELECT id, seq, timestamp_ms, due_at_ms, attempts, is_later, type, is_priority, class, ordering_key, expires_at_ms
      FROM deliveries WHERE endpoint = $1 AND class = $2 AND status = 'waiting' AND NOT is_later AND ordering_key IS NULL
@@ -180,8 +187,8 @@ const SELECT_HEADS: &str = "WITH RECURSIVE heads AS (
          WHERE d.endpoint = $1 AND d.ordering_key > h.ordering_key AND d.status = 'waiting' AND d.ordering_key IS NOT NULL
          ORDER BY d.ordering_key, d.seq LIMIT 1) next)
      SELECT * FROM heads LIMIT $3";
-const SELECT_EVENTS_OF_DELIVERIES: &str = "SELECT seq, id, event_slot, event_seq FROM deliveries WHERE seq = ANY($1)";
-const SELECT_LANE: &str = "SELECT document FROM lanes WHERE endpoint = $1";
+const SELECT_EVENTS_OF_DELIVERIES: &str = "SELECT seq, id, tenant, event_slot, event_seq FROM deliveries WHERE seq = ANY($1)";
+const SELECT_LANE: &str = "SELECT document, version FROM lanes WHERE endpoint = $1";
 
 pub(super) async fn last_seq(connection: &Connection) -> Result<Seq, Problem> {
     Ok(unsigned(row::column(&connection.query_one(SELECT_LAST_SEQ, &[]).await?, "seq")?))
@@ -324,7 +331,7 @@ impl Database {
     async fn make_slots_of_attempts(&self, records: &[&Record]) -> Result<(), Error> {
         let seqs = &records.iter().filter_map(|record| seq_of(record)).collect::<Vec<_>>();
         let classes: Vec<i32> = self
-            .read(|connection| async move {
+            .read_for_work(|connection| async move {
                 let rows = connection.query(SELECT_CLASSES, &[seqs]).await?;
                 Ok(rows.iter().map(|row| row::column(row, "class")).collect::<Result<_, _>>()?)
             })
@@ -442,7 +449,7 @@ impl Database {
         let seqs = &places.iter().filter_map(|place| seq_of(records[*place])).collect::<Vec<_>>();
         let partitions = &places.iter().map(|place| partition_of_record(records[*place])).collect::<Vec<_>>();
         let (attempts, states, epochs) = self
-            .read(|connection| async move {
+            .read_for_work(|connection| async move {
                 let attempts = connection.query(SELECT_ATTEMPT_IDS, &[seqs]).await?;
                 let states = connection.query(SELECT_STATES, &[seqs]).await?;
                 let epochs = connection.query(SELECT_EPOCHS, &[partitions]).await?;
@@ -526,7 +533,7 @@ fn record_parameters<'a>(records: &[&'a Record], round: &[usize], are_late: bool
         })
         .collect();
     let outcomes: Vec<_> = attempts.iter().map(|attempt| attempt.map(|attempt| outcome_columns(attempt.outcome))).collect();
-    let lane = |record: &&Record| record.lane.as_ref().map(|LaneState { memory, timeout }| document::lane(memory, timeout));
+    let lane = |record: &&Record| record.lane.as_ref().map(|LaneState { memory, timeout, .. }| document::lane(memory, timeout));
     let of_attempts =
         |column: fn(&AttemptRecord) -> Option<i64>| row::if_any(attempts.iter().map(|attempt| attempt.and_then(column)));
     let of_states =
@@ -559,6 +566,7 @@ fn record_parameters<'a>(records: &[&'a Record], round: &[usize], are_late: bool
         attempts.iter().map(|attempt| attempt.map(|attempt| day_of(attempt.attempted_at))).collect::<Vec<_>>(),
         // A leaver has no say in the lane any more.
         row::if_any(all.iter().map(|record| lane(record).filter(|_| !are_late).map(|lane| storable(&lane).into_owned()))),
+        row::if_any(all.iter().map(|record| record.lane.as_ref().map(|lane| signed(lane.version)))),
     ];
     if !are_late {
         let partitions: BTreeSet<i16> = all.iter().map(|record| partition_of_record(record)).collect();
@@ -585,10 +593,10 @@ macro_rules! record {
                SELECT * FROM unnest($1::int[], $2::smallint[], $3::bigint[], $4::bytea[], $5::bigint[], $6::text[], $7::bigint[],
                                     $8::bigint[], $9::text[], $10::text[], $11::int[], $12::bytea[], $13::text[], $14::int[],
                                     $15::bigint[], $16::bigint[], $17::bigint[], $18::bigint[], $19::bigint[], $20::bigint[],
-                                    $21::text[], $22::text[], $23::bigint[], $24::int[], $25::text[])
+                                    $21::text[], $22::text[], $23::bigint[], $24::int[], $25::text[], $26::bigint[])
                  AS g (place, partition, epoch, endpoint, seq, status, due_at_ms, ended_at_ms, dead_reason, cancel_reason, number,
                        id, outcome, status_code, response_time_ms, dns_ms, connect_ms, tls_ms, first_byte_ms, timeout_ms, preview,
-                       error, attempted_at_ms, day, document)
+                       error, attempted_at_ms, day, document, version)
              ), ",
             $allowed,
             ", moved AS (
@@ -599,7 +607,7 @@ macro_rules! record {
                       last_status_code = CASE WHEN a.number IS NULL THEN d.last_status_code ELSE a.status_code END,
                       last_error = CASE WHEN a.number IS NULL THEN d.last_error ELSE a.error END
                FROM allowed a WHERE d.seq = a.seq AND d.status = 'waiting' AND (a.number IS NULL OR d.attempts = a.number - 1)
-               RETURNING a.place, a.day * 4 + (d.event_slot & 3) AS slot, a.seq, a.number, a.id, a.outcome, a.status_code,
+               RETURNING a.place, d.endpoint, d.tenant, a.status, a.day * 4 + (d.event_slot & 3) AS slot, a.seq, a.number, a.id, a.outcome, a.status_code,
                          a.response_time_ms, a.dns_ms, a.connect_ms, a.tls_ms, a.first_byte_ms, a.timeout_ms, a.preview, a.error,
                          a.attempted_at_ms
              ), tried AS (
@@ -608,12 +616,19 @@ macro_rules! record {
                SELECT slot, seq, number, id, outcome, status_code, response_time_ms, dns_ms, connect_ms, tls_ms, first_byte_ms,
                       timeout_ms, preview, error, attempted_at_ms
                FROM moved WHERE number IS NOT NULL
+             ), noted AS (
+               INSERT INTO uncounted_attempts (endpoint, tenant, attempted_at_ms, status, is_timeout, millis)
+               SELECT array_agg(endpoint), array_agg(tenant), array_agg(attempted_at_ms), array_agg(status),
+                      array_agg(outcome = 'timeout'),
+                      array_agg(CASE WHEN outcome = 'timeout' THEN timeout_ms ELSE response_time_ms END)
+               FROM moved WHERE number IS NOT NULL HAVING count(*) > 0
              ), known AS (
-               INSERT INTO lanes (endpoint, document)
-               SELECT DISTINCT ON (a.endpoint) a.endpoint, a.document FROM allowed a
+               INSERT INTO lanes (endpoint, document, version)
+               SELECT DISTINCT ON (a.endpoint) a.endpoint, a.document, a.version FROM allowed a
                WHERE a.document IS NOT NULL AND (a.seq IS NULL OR a.place IN (SELECT place FROM moved))
-               ORDER BY a.endpoint, a.place DESC
-               ON CONFLICT (endpoint) DO UPDATE SET document = excluded.document
+               ORDER BY a.endpoint, a.version DESC
+               ON CONFLICT (endpoint) DO UPDATE SET document = excluded.document, version = excluded.version
+               WHERE excluded.version > lanes.version
              )",
             $commit,
             " SELECT place, TRUE AS is_done FROM moved UNION ALL SELECT place, seq IS NULL FROM allowed"
@@ -628,7 +643,7 @@ macro_rules! record_as_owner {
         record!(
             $comment,
             "locked AS MATERIALIZED (
-               SELECT id, epoch FROM partitions WHERE id = ANY($26::smallint[]) AND owner IS NOT NULL ORDER BY id FOR SHARE
+               SELECT id, epoch FROM partitions WHERE id = ANY($27::smallint[]) AND owner IS NOT NULL ORDER BY id FOR SHARE
              ), allowed AS MATERIALIZED (
                SELECT g.* FROM given g WHERE (g.partition, g.epoch) IN (SELECT id, epoch FROM locked)
              )",
@@ -638,7 +653,7 @@ macro_rules! record_as_owner {
 }
 const RECORD: &str = record_as_owner!("", "");
 const RECORD_AT_ONCE: &str =
-    record_as_owner!("/* commit */ ", ", named AS (INSERT INTO commits (id, at) VALUES ($27::bytea, clock_timestamp()))");
+    record_as_owner!("/* commit */ ", ", named AS (INSERT INTO commits (id, at) VALUES ($28::bytea, clock_timestamp()))");
 /// Under an old epoch a leaver may record exactly what it said it would.
 const RECORD_LATE: &str = record!(
     "",

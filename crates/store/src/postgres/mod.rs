@@ -16,6 +16,7 @@ mod lanes;
 mod migrations;
 mod news;
 mod replays;
+mod retention;
 mod routing;
 mod row;
 mod slots;
@@ -35,7 +36,7 @@ use crate::routing::Routings;
 use crate::{Error, Options};
 use clock::DatabaseClock;
 use committer::Committer;
-use connection::{Connection, Connections, Problem, Use};
+use connection::{Connection, Connections, Problem, Use, VERB_MAX};
 pub use connection::{read_url, sentence};
 use events::Publishing;
 use in_flight::InFlight;
@@ -47,8 +48,8 @@ use slots::Slots;
 const PUBLISHING_TASKS: usize = 2;
 /// Attempts of one delivery are recorded one after the other.
 const RECORDING_TASKS: usize = 1;
-/// Other nodes are told at most this often that there is something new.
-const NEWS_EVERY: Duration = Duration::from_millis(20);
+/// Longer than a group of records may take by its own limits. Nobody but the engine waits for them.
+const RECORDED_WITHIN: Duration = Duration::from_secs(30);
 const OLDEST_SERVER: i32 = 140_000;
 
 /// Everything that Posthaste knows, in a PostgreSQL database. Cheap to clone.
@@ -73,8 +74,7 @@ struct Database {
     options: Options,
     in_flight: Arc<InFlight>,
     slots: Slots,
-    /// For other nodes, and from them.
-    told: mpsc::Sender<()>,
+    /// What other nodes ask for.
     news: News,
     /// Whoever was last to listen for commands.
     listener: Mutex<Option<Weak<mpsc::Sender<Queued>>>>,
@@ -85,18 +85,16 @@ impl Postgres {
     /// Connects to the database that this URL names, and makes its tables if they are not there. Refuses a server that is
     /// too old, that would lose what it has acknowledged, or that cannot be written to, and what a newer version has written.
     pub async fn connect(url: &str, options: Options) -> Result<Postgres, Error> {
-        let (told, inbox) = mpsc::channel(1);
         let config = connection::read_url(url)?;
         let database = Arc::new(Database {
             connections: Connections::new(&config)?,
-            clock: DatabaseClock::new(),
+            clock: DatabaseClock::new(Arc::clone(&options.clock)),
             ids: Mutex::new(Sequence::default()),
             feeder: Feeder::default(),
             routings: Routings::default(),
             options,
             in_flight: Arc::new(InFlight::default()),
             slots: Slots::default(),
-            told,
             news: News::new(config),
             listener: Mutex::default(),
             housekeeping: housekeeping::Progress::default(),
@@ -107,18 +105,18 @@ impl Postgres {
         migrations::run(&connection).await?;
         check_master_key(&connection, &database.options).await?;
         drop(connection);
-        tokio::spawn(tell_others(Arc::downgrade(&database), inbox));
         let waiting_bytes_max = database.options.commit_queue_bytes_max;
         let publishing = Arc::new(Publishing(Arc::clone(&database)));
         let recording = Arc::new(Recording(Arc::clone(&database)));
+        let commits = &Arc::clone(&database.options.commits);
         Ok(Postgres(Arc::new(Inner {
-            publishing: Committer::start(&publishing, PUBLISHING_TASKS, waiting_bytes_max, &database.options.commits),
-            recording: Committer::start(&recording, RECORDING_TASKS, waiting_bytes_max, &database.options.commits),
+            publishing: Committer::start(&publishing, PUBLISHING_TASKS, waiting_bytes_max, VERB_MAX, commits),
+            recording: Committer::start(&recording, RECORDING_TASKS, waiting_bytes_max, RECORDED_WITHIN, commits),
             database,
         })))
     }
 
-    /// How far the wall clock of this machine is off from the database's. Signatures carry the former.
+    /// How far the wall clock of this machine is off from the database's.
     pub fn clock_skew(&self) -> Duration {
         self.0.database.clock.skew()
     }
@@ -143,11 +141,9 @@ impl Database {
         self.ids.lock().next(self.clock_now(), rand::random())
     }
 
-    /// What was just committed, to the scheduler of this process and, without saying what, to those of others.
+    /// What was just committed, to the scheduler of this process. Those of other nodes find it by sweeping.
     fn tell(&self, fed: Vec<Fed>) {
         self.feeder.tell(fed);
-        // One that is under way is enough: whoever hears of it looks for everything.
-        let _ = self.told.try_send(());
     }
 }
 
@@ -196,28 +192,12 @@ async fn check_master_key(connection: &Connection, options: &Options) -> Result<
     }
 }
 
-/// Outside of the transactions that it tells of, because `NOTIFY` takes a lock that would make their commits wait for each
-/// other. One that is lost is made up for by the next sweep.
-async fn tell_others(database: Weak<Database>, mut inbox: mpsc::Receiver<()>) {
-    while inbox.recv().await.is_some() {
-        {
-            let Some(database) = database.upgrade() else { return };
-            let told = database.run(Use::Verb, |connection| async move { connection.batch(NOTIFY).await }).await;
-            if let Err(error) = told {
-                tracing::debug!(%error, "other nodes were not told that there is something new");
-            }
-        }
-        tokio::time::sleep(NEWS_EVERY).await;
-    }
-}
-
 const SELECT_SETTINGS: &str = "SELECT current_setting('server_version_num')::int AS version, current_setting('fsync') AS fsync,
                                       current_setting('full_page_writes') AS full_page_writes, pg_is_in_recovery() AS is_standby,
                                       current_setting('transaction_read_only') AS read_only";
 const SELECT_MASTER_KEY: &str = "SELECT value FROM words WHERE name = 'master_key'";
 const PUT_MASTER_KEY: &str =
     "INSERT INTO words (name, value) VALUES ('master_key', $1) ON CONFLICT (name) DO UPDATE SET value = excluded.value";
-const NOTIFY: &str = "NOTIFY posthaste_deliveries";
 
 macro_rules! verbs {
     ($($verb:ident($($name:ident: $type:ty),*) -> $answer:ty;)*) => {
@@ -234,13 +214,12 @@ mod verbs {
     use posthaste_core::time::Timestamp;
 
     use super::{Feed, Postgres, commands};
-    use crate::clock::Clock;
     use crate::{
-        Answer, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, Command, Commanded, Commands,
-        Configured, DeliveryQuery, DeliveryRow, EndpointQuery, EventQuery, EventRow, HandedOver, Housekeeping, Key, KeyHash,
-        LaneShown, LaneState, MadeAfter, Minute, NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record,
-        RecordedAs, Refusal, ReplayFilter, ReplayRow, StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredTenant, Swept,
-        SweptAway, TakenUp, WindowAsked, WindowRows,
+        Answer, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command, Commanded,
+        Commands, Configured, DeliveryQuery, DeliveryRow, EndpointQuery, EventQuery, EventRow, HandedOver, Housekeeping, Key,
+        KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record,
+        RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow, StatisticsQuery, StatisticsStep, Store, StoredEndpoint,
+        StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
     };
 
     impl Store for Postgres {
@@ -249,7 +228,11 @@ mod verbs {
         }
 
         fn wall_clock(&self) -> Timestamp {
-            Clock::wall()
+            self.0.database.clock.database_now()
+        }
+
+        fn clock_status(&self) -> ClockStatus {
+            ClockStatus { skew: Some(self.clock_skew()), suspicion: None }
         }
 
         fn is_shared(&self) -> bool {
@@ -295,7 +278,7 @@ mod verbs {
             note(audit: Audit) -> ();
             audit(tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> Vec<AuditRow>;
             work(after: Option<EndpointId>, limit: usize) -> Vec<EndpointId>;
-            sweep(after: Seq) -> Swept;
+            sweep(after: Seq, limit: usize) -> Swept;
             take_up(endpoints: Vec<EndpointId>) -> Vec<TakenUp>;
             windows(asked: Vec<WindowAsked>) -> Vec<WindowRows>;
             bodies(deliveries: Vec<Seq>) -> Vec<Body>;
@@ -303,7 +286,7 @@ mod verbs {
             command(partition: Partition, command: Command) -> Commanded;
             show_lanes(lanes: Vec<LaneShown>) -> ();
             lanes_shown(endpoints: Vec<EndpointId>) -> Vec<LaneShown>;
-            count(minutes: Vec<Minute>) -> ();
+            count() -> bool;
             statistics(query: StatisticsQuery) -> Vec<StatisticsStep>;
             backlog(query: BacklogQuery) -> Backlog;
             restamp(endpoint: EndpointId, after: Seq, limit: usize) -> Option<Seq>;
@@ -316,7 +299,7 @@ mod verbs {
             event(tenant: Option<TenantId>, id: EventId) -> Option<EventRow>;
             events(query: EventQuery) -> Page<EventRow>;
             create_replay(replay: NewReplay, audit: Audit) -> ReplayRow;
-            count_replay(filter: ReplayFilter) -> u64;
+            count_replay(filter: ReplayFilter) -> ReplayCount;
             replay(id: ReplayId) -> Option<ReplayRow>;
             replays(tenant: Option<TenantId>, before: Option<ReplayId>, limit: usize) -> Vec<ReplayRow>;
             running_replays() -> Vec<ReplayRow>;
@@ -330,6 +313,7 @@ mod verbs {
             renew(node: NodeId) -> Result<(), Refusal>;
             claim(node: NodeId, share: usize) -> Result<Claimed, Refusal>;
             hand_over(node: NodeId, partitions: Vec<Partition>, in_flight: Vec<HandedOver>) -> ();
+            handed_over_left(deliveries: Vec<Seq>) -> Vec<Seq>;
             nodes() -> Vec<NodeId>;
         }
     }

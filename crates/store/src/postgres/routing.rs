@@ -21,21 +21,21 @@ impl Database {
     }
 
     pub(super) async fn load_routing(&self, tenant: &TenantId) -> Result<Arc<Routing>, Error> {
-        let routing = self.read(|connection| async move { load(&connection, tenant, &self.options).await }).await?;
+        let routing = self.read_for_work(|connection| async move { load(&connection, tenant, &self.options).await }).await?;
         self.routings.put(tenant, &routing);
         Ok(routing)
     }
 
     pub(super) async fn tenant_versions(&self, tenants: Vec<TenantId>) -> Result<Vec<u64>, Error> {
         let names = &tenants.iter().map(TenantId::as_str).collect::<Vec<_>>();
-        let present = self.read(|connection| async move { versions(&connection, names).await }).await?;
+        let present = self.read_for_work(|connection| async move { versions(&connection, names).await }).await?;
         Ok(present.into_iter().map(|versions| versions.tenant).collect())
     }
 
     /// Loads anew what has changed of these, and leaves alone what has not.
     pub(super) async fn refresh_routings(&self, tenants: &BTreeSet<TenantId>) -> Result<(), Error> {
         let names = &tenants.iter().map(TenantId::as_str).collect::<Vec<_>>();
-        let present = self.read(|connection| async move { versions(&connection, names).await }).await?;
+        let present = self.read_for_work(|connection| async move { versions(&connection, names).await }).await?;
         for (tenant, present) in tenants.iter().zip(present) {
             if self.routings.get(tenant).is_none_or(|known| known.versions != present) {
                 self.load_routing(tenant).await?;

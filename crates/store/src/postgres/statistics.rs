@@ -1,22 +1,34 @@
 //! How endpoints have fared, per minute.
 
-use std::collections::BTreeMap;
-
-use posthaste_core::id::TenantId;
+use posthaste_core::id::{EndpointId, TenantId};
 use tokio_postgres::Row;
 
-use super::connection::{Connection, Problem};
+use super::connection::{Connection, Problem, Use};
 use super::{Database, row};
-use crate::statistics::{EVERYBODY, Steps, Tally, Whose, tallies};
-use crate::{Error, Minute, StatisticsQuery, StatisticsStep};
+use crate::statistics::{CountedAttempt, EVERYBODY, LedTo, Steps, Tallies, Tally, Whose, tallies};
+use crate::{Error, StatisticsQuery, StatisticsStep};
 
 impl Database {
-    pub(super) async fn count(&self, minutes: Vec<Minute>) -> Result<(), Error> {
-        if minutes.is_empty() {
-            return Ok(());
+    pub(super) async fn count(&self) -> Result<bool, Error> {
+        // Mostly there is nothing to do while nothing is delivered.
+        let is_any = self.read_for_work(|connection| async move { connection.query_opt(SELECT_ANY_UNCOUNTED, &[]).await }).await?;
+        if is_any.is_none() {
+            return Ok(false);
         }
-        let tallies = &tallies(&minutes);
-        self.transact(|connection| async move { count(&connection, tallies).await }).await
+        self.transact_by(Use::Work, |connection| async move {
+            let rows = connection.query(TAKE_UNCOUNTED, &[&UNCOUNTED_ROWS_MAX]).await?;
+            let mut attempts = Vec::new();
+            for row in &rows {
+                attempts.extend(uncounted(row).unwrap_or_else(|error| {
+                    tracing::error!(%error, "some attempts are missing from the statistics");
+                    Vec::new()
+                }));
+            }
+            let tallies = tallies(attempts.iter().map(|(attempt, tenant)| (*attempt, tenant)));
+            count(&connection, &tallies).await?;
+            Ok(rows.len() >= usize::try_from(UNCOUNTED_ROWS_MAX).unwrap_or(usize::MAX))
+        })
+        .await
     }
 
     pub(super) async fn statistics(&self, query: StatisticsQuery) -> Result<Vec<StatisticsStep>, Error> {
@@ -40,13 +52,41 @@ impl Database {
     }
 }
 
+/// Each has the attempts of one commit.
+const UNCOUNTED_ROWS_MAX: i64 = 20;
+const SELECT_ANY_UNCOUNTED: &str = "SELECT 1 FROM uncounted_attempts LIMIT 1";
+/// What another node counts at the moment is left to it.
+const TAKE_UNCOUNTED: &str = "DELETE FROM uncounted_attempts WHERE seq IN (
+       SELECT seq FROM uncounted_attempts ORDER BY seq LIMIT $1 FOR UPDATE SKIP LOCKED) RETURNING *";
+
+fn uncounted(row: &Row) -> Result<Vec<(CountedAttempt, TenantId)>, Error> {
+    let corrupt = || Error::Corrupt { what: "list of attempts" };
+    let endpoints: Vec<Vec<u8>> = row::column(row, "endpoint")?;
+    let tenants: Vec<String> = row::column(row, "tenant")?;
+    let times: Vec<i64> = row::column(row, "attempted_at_ms")?;
+    let statuses: Vec<String> = row::column(row, "status")?;
+    let are_timeouts: Vec<bool> = row::column(row, "is_timeout")?;
+    let millis: Vec<i64> = row::column(row, "millis")?;
+    let attempt = |place: usize| {
+        let attempt = CountedAttempt {
+            endpoint: EndpointId::from_bytes(endpoints[place].as_slice().try_into().ok()?),
+            attempted_at_ms: *times.get(place)?,
+            led_to: LedTo::of_status(statuses.get(place)?).ok()?,
+            is_timeout: *are_timeouts.get(place)?,
+            millis: u32::try_from(*millis.get(place)?).unwrap_or(u32::MAX),
+        };
+        Some((attempt, TenantId::parse(tenants.get(place)?).ok()?))
+    };
+    (0..endpoints.len()).map(|place| attempt(place).ok_or_else(corrupt)).collect()
+}
+
 const SELECT_OF_ENDPOINT: &str = "SELECT * FROM minutes WHERE endpoint = $1 AND minute_ms >= $2 AND minute_ms < $3
                                     AND ($4::text IS NULL OR tenant = $4)";
 const SELECT_OF_TENANT: &str = "SELECT * FROM minutes_of_tenants WHERE tenant = $1 AND minute_ms >= $2 AND minute_ms < $3";
 
 /// Sketches are added up here, because the database cannot: so rows are made if they are not there, locked in order, read, and
 /// written.
-async fn count(connection: &Connection, tallies: &BTreeMap<(Whose, i64), Tally>) -> Result<(), Problem> {
+async fn count(connection: &Connection, tallies: &Tallies) -> Result<(), Problem> {
     let (mut endpoints, mut of_endpoints) = (Keys::default(), Vec::new());
     let (mut tenants, mut of_tenants) = (Keys::default(), Vec::new());
     for ((whose, minute), tally) in tallies {
@@ -102,11 +142,11 @@ struct Keys<'a> {
     minutes: Vec<i64>,
 }
 
-/// What is added and what was there, as columns.
+/// What is added and what was there, as columns; nothing for a row that is left as it is.
 struct Sums {
-    counts: [Vec<i64>; 6],
-    success_times: Vec<Vec<u8>>,
-    timeout_times: Vec<Vec<u8>>,
+    counts: [Vec<Option<i64>>; 6],
+    success_times: Vec<Option<Vec<u8>>>,
+    timeout_times: Vec<Option<Vec<u8>>>,
 }
 
 impl Sums {
@@ -116,13 +156,23 @@ impl Sums {
             // One so old that it was swept away in between.
             return Err(Problem::Overtaken);
         }
-        let mut sums = Sums { counts: <[Vec<i64>; 6]>::default(), success_times: Vec::new(), timeout_times: Vec::new() };
+        let mut sums = Sums { counts: <[Vec<Option<i64>>; 6]>::default(), success_times: Vec::new(), timeout_times: Vec::new() };
         for (added, before) in added.iter().zip(before) {
-            let mut sum = tally(before)?;
-            sum.add(added);
-            sums.counts.iter_mut().zip(sum.counts.columns()).for_each(|(column, count)| column.push(count));
-            sums.success_times.push(sum.successes.to_bytes());
-            sums.timeout_times.push(sum.timeouts.to_bytes());
+            let sum = match tally(before) {
+                Ok(mut sum) => {
+                    sum.add(added);
+                    Some(sum)
+                }
+                // It stays as it is, and the others are counted.
+                Err(error) => {
+                    tracing::error!(%error, "nothing is added to a damaged minute");
+                    None
+                }
+            };
+            let counts = sum.as_ref().map(|sum| sum.counts.columns());
+            sums.counts.iter_mut().enumerate().for_each(|(place, column)| column.push(counts.map(|counts| counts[place])));
+            sums.success_times.push(sum.as_ref().map(|sum| sum.successes.to_bytes()));
+            sums.timeout_times.push(sum.as_ref().map(|sum| sum.timeouts.to_bytes()));
         }
         Ok(sums)
     }
@@ -151,7 +201,7 @@ const SET_OF_ENDPOINTS: &str =
      FROM unnest($1::bytea[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[],
                  $9::bytea[], $10::bytea[])
        AS s (endpoint, minute_ms, attempts, successes, timeouts, delivered, dead, retried, success_times, timeout_times)
-     WHERE m.endpoint = s.endpoint AND m.minute_ms = s.minute_ms";
+     WHERE m.endpoint = s.endpoint AND m.minute_ms = s.minute_ms AND s.attempts IS NOT NULL";
 const MAKE_OF_TENANTS: &str =
     "INSERT INTO minutes_of_tenants (tenant, minute_ms, attempts, successes, timeouts, delivered, dead, retried, success_times,
                                      timeout_times)
@@ -169,4 +219,4 @@ const SET_OF_TENANTS: &str =
      FROM unnest($1::text[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[], $7::bigint[], $8::bigint[],
                  $9::bytea[], $10::bytea[])
        AS s (tenant, minute_ms, attempts, successes, timeouts, delivered, dead, retried, success_times, timeout_times)
-     WHERE m.tenant = s.tenant AND m.minute_ms = s.minute_ms";
+     WHERE m.tenant = s.tenant AND m.minute_ms = s.minute_ms AND s.attempts IS NOT NULL";

@@ -1,7 +1,11 @@
 //! One process owns everything here, and says so under the epoch that it was started with.
 
+use std::collections::HashMap;
+
 use posthaste_core::id::{DeliveryId, EndpointId};
+use posthaste_core::scheduler::Seq;
 use posthaste_core::text::OrderingKey;
+use posthaste_core::time::Timestamp;
 use rusqlite::params;
 
 use super::{SMALL, Sqlite, row};
@@ -12,6 +16,12 @@ use crate::{Claimed, Command, Commanded, Error, HandedOver, LaneShown, LeaveAlon
 pub(super) const SELECT_LEFT_ALONE: &str =
     "SELECT h.until_ms, d.endpoint, d.id, d.seq, d.ordering_key FROM handed_over h CROSS JOIN deliveries d ON d.seq = h.delivery_seq
      WHERE h.until_ms > ?1 AND d.status = 'waiting'";
+
+/// What was recorded since it was sent is not in flight any more.
+const HAND_OVER: &str = "INSERT OR REPLACE INTO handed_over (delivery_seq, epoch, until_ms)
+     SELECT seq, ?3, ?4 FROM deliveries WHERE seq = ?1 AND status = 'waiting' AND attempts = ?2 - 1";
+const SELECT_IS_HANDED_OVER: &str = "SELECT 1 FROM handed_over h CROSS JOIN deliveries d ON d.seq = h.delivery_seq
+     WHERE h.delivery_seq = ?1 AND h.until_ms > ?2 AND d.status = 'waiting'";
 
 impl Sqlite {
     pub(super) fn set_node(&self, node: NodeId) {
@@ -28,7 +38,7 @@ impl Sqlite {
         }
         let now = self.clock_now();
         let leave_alone = self
-            .read(move |connection| {
+            .read_for_work(move |connection| {
                 let mut select = connection.prepare_cached(SELECT_LEFT_ALONE)?;
                 row::all(select.query([now.as_millis()])?, |row| {
                     Ok(LeaveAlone {
@@ -64,13 +74,27 @@ impl Sqlite {
         }
         let epoch = self.0.epoch;
         self.write(SMALL * (1 + in_flight.len()), move |connection, _| {
-            let mut insert = connection
-                .prepare_cached("INSERT OR REPLACE INTO handed_over (delivery_seq, epoch, until_ms) VALUES (?1, ?2, ?3)")?;
-            for HandedOver { seq, until } in &in_flight {
-                insert.execute(params![signed(*seq), signed(epoch), until.as_millis()])?;
+            let mut insert = connection.prepare_cached(HAND_OVER)?;
+            for HandedOver { seq, attempt, until } in &in_flight {
+                insert.execute(params![signed(*seq), attempt, signed(epoch), until.as_millis()])?;
             }
             connection.prepare_cached("INSERT OR REPLACE INTO counters (name, value) VALUES ('handed_over', 1)")?.execute([])?;
             Ok(())
+        })
+        .await
+    }
+
+    pub(super) async fn handed_over_left(&self, deliveries: Vec<Seq>) -> Result<Vec<Seq>, Error> {
+        let now = self.clock_now();
+        self.read(move |connection| {
+            let mut select = connection.prepare_cached(SELECT_IS_HANDED_OVER)?;
+            let mut left = Vec::new();
+            for seq in deliveries {
+                if select.exists(params![signed(seq), now.as_millis()])? {
+                    left.push(seq);
+                }
+            }
+            Ok(left)
         })
         .await
     }
@@ -87,6 +111,9 @@ impl Sqlite {
                 shown.insert(lane.endpoint, lane);
             }
         }
+        if shown.len() > LANES_SHOWN_MAX {
+            drop_older_half(&mut shown);
+        }
     }
 
     pub(super) fn shown(&self, endpoints: &[EndpointId]) -> Vec<LaneShown> {
@@ -96,5 +123,35 @@ impl Sqlite {
 
     pub(super) fn knows(&self, node: NodeId) -> Result<(), Refusal> {
         if *self.0.node.lock() == Some(node) { Ok(()) } else { Err(Refusal::LeaseEnded) }
+    }
+}
+
+/// Lanes whose snapshot is kept: twice as many as an owner keeps endpoints in memory, at some 300 bytes each.
+const LANES_SHOWN_MAX: usize = 200_000;
+
+/// Of a lane that was not shown for long nothing is in flight: it is explained from its configuration alone.
+fn drop_older_half(shown: &mut HashMap<EndpointId, LaneShown>) {
+    let mut ages: Vec<(Timestamp, EndpointId)> = shown.values().map(|lane| (lane.at, lane.endpoint)).collect();
+    let middle = ages.len() / 2;
+    let median = *ages.select_nth_unstable(middle).1;
+    shown.retain(|endpoint, lane| (lane.at, *endpoint) > median);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_half_that_was_shown_last_is_kept_also_of_one_instant() {
+        for times in [1, 10] {
+            let lane = |number: u8| {
+                let at = Timestamp::from_millis(i64::from(number % times));
+                LaneShown::unknown(EndpointId::from_bytes([number; 16]), at)
+            };
+            let mut shown: HashMap<EndpointId, LaneShown> = (0..100).map(lane).map(|lane| (lane.endpoint, lane)).collect();
+            drop_older_half(&mut shown);
+            assert_eq!(shown.len(), 49);
+            assert!(shown.values().all(|lane| lane.at.as_millis() >= i64::from(times / 2)));
+        }
     }
 }

@@ -37,7 +37,7 @@ impl Sqlite {
     }
 
     pub(super) async fn configuration_number(&self) -> Result<u64, Error> {
-        self.read(|connection| {
+        self.read_for_work(|connection| {
             let select = "SELECT value FROM counters WHERE name = 'configuration'";
             Ok(unsigned(connection.prepare_cached(select)?.query_row([], |row| row.get(0))?))
         })
@@ -73,12 +73,13 @@ impl Sqlite {
     }
 
     pub(super) async fn tenant_versions(&self, tenants: Vec<TenantId>) -> Result<Vec<u64>, Error> {
-        self.read(move |connection| tenants.iter().map(|tenant| routing::tenant_version(connection, tenant)).collect()).await
+        self.read_for_work(move |connection| tenants.iter().map(|tenant| routing::tenant_version(connection, tenant)).collect())
+            .await
     }
 
     pub(super) async fn take_up(&self, endpoints: Vec<EndpointId>) -> Result<Vec<TakenUp>, Error> {
         let store = self.clone();
-        self.read(move |connection| {
+        self.read_for_work(move |connection| {
             let mut found = Vec::with_capacity(endpoints.len());
             for id in endpoints {
                 let mut select = connection.prepare_cached("SELECT * FROM endpoints WHERE id = ?1")?;
@@ -114,7 +115,7 @@ impl Sqlite {
 
     pub(super) async fn key(&self, hash: KeyHash) -> Result<Option<Key>, Error> {
         let now = self.clock_now();
-        self.read(move |connection| {
+        self.read_for_work(move |connection| {
             let mut select = connection.prepare_cached(
                 "SELECT * FROM keys WHERE hash = ?1 AND revoked_at_ms IS NULL AND (expires_at_ms IS NULL OR expires_at_ms > ?2)",
             )?;
@@ -323,13 +324,20 @@ fn replace_secrets(
     Ok(Ok(stored.version + 1))
 }
 
-/// Makes it if it is not there, and raises its version.
+/// Makes it if it is not there, and raises its version. One that was deleted begins as a new one would: with nothing of what was set before, and
+/// without the events up to then.
 pub(super) fn touch_tenant(connection: &Connection, id: &TenantId, now: Timestamp) -> Result<(), Error> {
     let new = Tenant::new(id.clone());
     connection
         .prepare_cached(
-            "INSERT INTO tenants (id, version, retention_ms, document, extra, created_at_ms) VALUES (?1, 1, ?2, ?3, '{}', ?4)
-             ON CONFLICT (id) DO UPDATE SET version = version + 1, deleted_at_ms = NULL",
+            "INSERT INTO tenants (id, version, retention_ms, document, extra, created_at_ms)
+             VALUES (?1, 1 + (SELECT value FROM counters WHERE name = 'removed_tenant_version'), ?2, ?3, '{}', ?4)
+             ON CONFLICT (id) DO UPDATE SET version = version + 1, deleted_at_ms = NULL,
+               retention_ms = CASE WHEN deleted_at_ms IS NULL THEN retention_ms ELSE excluded.retention_ms END,
+               document = CASE WHEN deleted_at_ms IS NULL THEN document ELSE excluded.document END,
+               extra = CASE WHEN deleted_at_ms IS NULL THEN extra ELSE excluded.extra END,
+               created_at_ms = CASE WHEN deleted_at_ms IS NULL THEN created_at_ms ELSE excluded.created_at_ms END,
+               first_event = CASE WHEN deleted_at_ms IS NULL THEN first_event ELSE (SELECT coalesce(max(seq), 0) + 1 FROM events) END",
         )?
         .execute(params![id.as_str(), millis(new.retention.as_duration()), document::tenant(&new), now.as_millis()])?;
     Ok(())
@@ -338,9 +346,12 @@ pub(super) fn touch_tenant(connection: &Connection, id: &TenantId, now: Timestam
 fn put_tenant(connection: &Connection, tenant: &Tenant, extra: &str, now: Timestamp) -> Result<Result<u64, Refusal>, Error> {
     let version: i64 = connection
         .prepare_cached(
-            "INSERT INTO tenants (id, version, retention_ms, document, extra, created_at_ms) VALUES (?1, 1, ?2, ?3, ?4, ?5)
+            "INSERT INTO tenants (id, version, retention_ms, document, extra, created_at_ms)
+             VALUES (?1, 1 + (SELECT value FROM counters WHERE name = 'removed_tenant_version'), ?2, ?3, ?4, ?5)
              ON CONFLICT (id) DO UPDATE SET version = version + 1, retention_ms = excluded.retention_ms,
-               document = excluded.document, extra = excluded.extra, deleted_at_ms = NULL
+               document = excluded.document, extra = excluded.extra, deleted_at_ms = NULL,
+               created_at_ms = CASE WHEN deleted_at_ms IS NULL THEN created_at_ms ELSE excluded.created_at_ms END,
+               first_event = CASE WHEN deleted_at_ms IS NULL THEN first_event ELSE (SELECT coalesce(max(seq), 0) + 1 FROM events) END
              RETURNING version",
         )?
         .query_row(
@@ -365,7 +376,9 @@ fn event_type(connection: &Connection, name: &EventType) -> Result<Option<catalo
 fn delete_tenant(connection: &Connection, id: &TenantId, now: Timestamp) -> Result<Result<u64, Refusal>, Error> {
     let deleted = connection
         .prepare_cached(
-            "UPDATE tenants SET deleted_at_ms = ?2, version = version + 1, swept_to = 0 WHERE id = ?1 AND deleted_at_ms IS NULL",
+            "UPDATE tenants SET deleted_at_ms = ?2, version = version + 1, swept_to = 0,
+                    deleted_to = (SELECT coalesce(max(seq), 0) FROM events)
+             WHERE id = ?1 AND deleted_at_ms IS NULL",
         )?
         .execute(params![id.as_str(), now.as_millis()])?;
     if deleted == 0 {
@@ -408,12 +421,15 @@ pub(super) fn raise(connection: &Connection, counter: &str) -> Result<u64, Error
 }
 
 pub(super) fn write_audit(connection: &Connection, audit: &Audit, now: Timestamp) -> Result<(), Error> {
+    // Counted, because the number of a deleted row must not come back: notifications are known by it.
+    let number = raise(connection, "audit_number")?;
     connection
         .prepare_cached(
-            "INSERT INTO audit (at_ms, actor, address, action, subject, tenant, before, after)
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)",
+            "INSERT INTO audit (seq, at_ms, actor, address, action, subject, tenant, before, after)
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
         )?
         .execute(params![
+            signed(number),
             now.as_millis(),
             audit.actor,
             audit.address,

@@ -19,13 +19,15 @@ use crate::publishing::{answer_for_our_ids, merge};
 use crate::routing::{Planned, Versions};
 use crate::{Error, NewEvent, Published, partition_of};
 
-/// The deliveries of an event `e`: those that it began with, which lie side by side, and those that were made of it later.
+/// The deliveries of an event `e`: those that it began with, which lie side by side, and those that were made of it later. The plus: rows are
+/// found by their numbers, and not by an index on the tenant.
 macro_rules! seqs_of_event {
     () => {
         "SELECT b.seq FROM deliveries b WHERE b.seq BETWEEN e.first_delivery AND e.first_delivery + e.deliveries - 1 AND b.event_seq = e.seq
+           AND +b.tenant = e.tenant
          UNION ALL
          SELECT l.seq FROM deliveries l INDEXED BY deliveries_made_later
-         WHERE l.event_seq = e.seq AND (l.replay IS NOT NULL OR l.replay_of IS NOT NULL)"
+         WHERE l.event_seq = e.seq AND +l.tenant = e.tenant AND (l.replay IS NOT NULL OR l.replay_of IS NOT NULL)"
     };
 }
 pub(super) use seqs_of_event;
@@ -43,7 +45,7 @@ const ROW_BYTES: usize = 512;
 
 impl Sqlite {
     pub(super) async fn publish(&self, events: Vec<NewEvent>) -> Result<Vec<Published>, Error> {
-        let find = |event: &Event| self.event(Some(event.tenant.clone()), event.id.clone());
+        let find = |event: &Event| self.published_event(event.tenant.clone(), event.id.clone());
         let (events, answers) = answer_for_our_ids(events, find).await?;
         let mut plans = Vec::with_capacity(events.len());
         let mut bytes = 0;
@@ -80,7 +82,9 @@ fn publish(store: &Sqlite, turn: &Turn<'_>, state: &mut State, plan: &mut Plan) 
         configuration::touch_tenant(turn, &event.tenant, event.accepted_at)?;
         state.forget_versions();
     }
+    let event_seq = state.numbers.events.take();
     let columns = params![
+        event_seq,
         event.tenant.as_str(),
         event.id.as_str(),
         event.event_type.as_str(),
@@ -95,11 +99,10 @@ fn publish(store: &Sqlite, turn: &Turn<'_>, state: &mut State, plan: &mut Plan) 
         event.timing.deliver_at().map(Timestamp::as_millis),
         event.timing.expires_at().map(Timestamp::as_millis),
         event.trace.as_deref().map(TraceContext::to_text),
-        state.next_delivery(turn)?,
+        state.numbers.deliveries.next(),
         limit(plan.chosen.len()),
     ];
     turn.execute_often(INSERT_EVENT, columns)?;
-    let event_seq = turn.last_insert_rowid();
     remember(turn, &plan.new, event_seq, store)?;
     for planned in &plan.chosen {
         let made = NewDelivery {
@@ -139,7 +142,7 @@ pub(super) fn insert(turn: &Turn<'_>, state: &mut State, new: &NewDelivery<'_>) 
     let Planned { endpoint, class, is_priority } = new.planned;
     let waiting = state_columns(DeliveryState::Waiting { due: new.due });
     let partition = partition_of(&new.event.tenant);
-    let seq = state.next_delivery(turn)?;
+    let seq = state.numbers.deliveries.take();
     let columns = params![
         seq,
         new.id.to_bytes(),
@@ -162,7 +165,6 @@ pub(super) fn insert(turn: &Turn<'_>, state: &mut State, new: &NewDelivery<'_>) 
         new.created_at.as_millis(),
     ];
     turn.execute_often(INSERT_DELIVERY, columns)?;
-    state.has_made_delivery(seq);
     if state.is_fed {
         state.fed.push(Fed {
             endpoint,
@@ -188,21 +190,26 @@ pub(super) fn insert(turn: &Turn<'_>, state: &mut State, new: &NewDelivery<'_>) 
 }
 
 /// By place, here and below: to look a name up costs as much as to bind its value.
-const INSERT_EVENT: &str = "INSERT INTO events (tenant, id, type, version, timestamp_ms, accepted_at_ms, data, digest, labels,
+const INSERT_EVENT: &str = "INSERT INTO events (seq, tenant, id, type, version, timestamp_ms, accepted_at_ms, data, digest, labels,
                                                 idempotency_key, ordering_key, deliver_at_ms, expires_at_ms, trace_context,
                                                 first_delivery, deliveries)
-                            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+                            VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
 const INSERT_DELIVERY: &str =
     "INSERT INTO deliveries (seq, id, tenant, partition, endpoint, event_seq, event, type, is_priority, class, ordering_key,
                              timestamp_ms, status, due_at_ms, is_later, expires_at_ms, replay_of, replay, created_at_ms)
      VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
 
+/// A key counts only for an event that is still there, that has this key or id itself, and that belongs to the present tenant of this id: not to
+/// one that was deleted.
 const SELECT_PUBLISHED_BEFORE: &str = concat!(
     "SELECT k.fingerprint, e.id, e.type, e.timestamp_ms,
             (SELECT count(*) FROM deliveries d WHERE d.seq IN (",
     seqs_of_event!(),
     ") AND d.replay_of IS NULL) AS deliveries
-     FROM idempotency_keys k JOIN events e ON e.seq = k.event_seq
+     FROM idempotency_keys k
+     CROSS JOIN tenants t ON t.id = k.tenant AND t.deleted_at_ms IS NULL
+     CROSS JOIN events e ON e.seq = k.event_seq AND e.seq >= t.first_event AND e.tenant = k.tenant
+       AND CASE k.kind WHEN 'id' THEN e.id ELSE e.idempotency_key END = k.key
      WHERE k.tenant = ?1 AND k.kind = ?2 AND k.key = ?3 AND (k.expires_at_ms IS NULL OR k.expires_at_ms > ?4)"
 );
 
@@ -237,7 +244,7 @@ fn remember(connection: &Connection, new: &NewEvent, event_seq: i64, store: &Sql
     let key = event.idempotency_key.as_ref().map(|key| ("key", key.as_str(), Some(until)));
     let id = new.is_id_chosen.then(|| ("id", event.id.as_str(), None));
     for (kind, key, expires_at_ms) in key.into_iter().chain(id) {
-        // One that was there has expired.
+        // One that was there has expired, or its event is gone.
         connection
             .prepare_cached(
                 "INSERT OR REPLACE INTO idempotency_keys (tenant, kind, key, event_seq, fingerprint, expires_at_ms)
@@ -252,16 +259,16 @@ fn remember(connection: &Connection, new: &NewEvent, event_seq: i64, store: &Sql
 mod tests {
     use super::*;
     use crate::sqlite::history::{COUNT_OF_EVENT, SEQS_BY_EVENT};
-    use crate::sqlite::housekeeping::SELECT_OLD_EVENTS;
     use crate::sqlite::migrations;
     use crate::sqlite::replays::SELECT_MISSING;
+    use crate::sqlite::retention::SELECT_DELIVERIES;
 
     /// However many there are of others.
     #[test]
     fn the_deliveries_of_an_event_are_found_where_they_lie() {
         let mut connection = Connection::open_in_memory().expect("a database");
         migrations::run(&mut connection).expect("a schema");
-        for select in [SELECT_PUBLISHED_BEFORE, SEQS_BY_EVENT, COUNT_OF_EVENT, SELECT_OLD_EVENTS, SELECT_MISSING] {
+        for select in [SELECT_PUBLISHED_BEFORE, SEQS_BY_EVENT, COUNT_OF_EVENT, SELECT_DELIVERIES, SELECT_MISSING] {
             let steps = row::plan(&connection, select);
             assert!(!steps.iter().any(|step| step.starts_with("SCAN")), "{select}\n{steps:?}");
             for way in [

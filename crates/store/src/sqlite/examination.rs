@@ -8,7 +8,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension};
 
 use super::file::{CHECKED_BYTES_MAX, DATABASE, LOCK, MARKER, commit_number, connect_to_read, log_bytes, marked};
 use super::migrations::STEPS;
-use super::{Sqlite, file};
+use super::{Sqlite, clock, file};
 use crate::examination::{Examined, MasterKeyFit, Schema};
 use crate::{Error, Keyring};
 
@@ -27,7 +27,15 @@ impl Sqlite {
             let troubles =
                 vec!["its database is missing or empty; restore a backup, or move the directory away to begin anew".to_owned()];
             let (schema, master_key) = (Schema::None, MasterKeyFit::NothingSealed);
-            return Ok(Some(Examined { version, schema, master_key, clock_skew: None, has_unread_log: false, troubles }));
+            return Ok(Some(Examined {
+                version,
+                schema,
+                master_key,
+                clock_skew: None,
+                clock_jumped_by: None,
+                has_unread_log: false,
+                troubles,
+            }));
         }
         let is_in_use = Sqlite::process_using(data_dir).is_some();
         // Nobody writes: read as a file that does not change, so that nothing is made beside it. Then what is in its log is not
@@ -48,7 +56,8 @@ impl Sqlite {
         let known = STEPS.last().expect("there are steps").version;
         let schema = Schema::of(stored_schema(&connection), known);
         let master_key = MasterKeyFit::of(stored_master_key(&connection), keyring);
-        Ok(Some(Examined { version, schema, master_key, clock_skew: None, has_unread_log, troubles }))
+        let clock_jumped_by = clock::jumped_by(&connection);
+        Ok(Some(Examined { version, schema, master_key, clock_skew: None, clock_jumped_by, has_unread_log, troubles }))
     }
 
     /// The process that owns this directory, as far as this one can see it. The lock itself is not touched: whoever starts in

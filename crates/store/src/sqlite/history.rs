@@ -113,27 +113,22 @@ impl Sqlite {
 
     pub(super) async fn event(&self, tenant: Option<TenantId>, id: EventId) -> Result<Option<EventRow>, Error> {
         self.read(move |connection| {
-            let by_tenant = "SELECT * FROM events WHERE tenant = ?1 AND id = ?2";
+            // Of an id that was used again, after its tenant was deleted, the newest is meant.
+            let by_tenant = "SELECT * FROM events WHERE tenant = ?1 AND id = ?2 ORDER BY seq DESC LIMIT 1";
             // Whoever may see all tenants names one where the same id was chosen twice.
             let of_all = "SELECT * FROM events WHERE ?1 IS NULL AND id = ?2 LIMIT 1";
-            let mut select = connection.prepare_cached(if tenant.is_some() { by_tenant } else { of_all })?;
-            let found = row::first(select.query(params![tenant.as_ref().map(TenantId::as_str), id.as_str()])?, |row| {
-                let mut found = event_row(row)?;
-                let digest: [u8; 32] = row::column(row, "digest")?;
-                let data = row::optional_text(row, "data")?;
-                found.data = data.map(|data| checked_data(data, &digest)).transpose()?;
-                Ok((row::column::<i64>(row, "seq")?, found))
-            })?;
-            let Some((seq, mut found)) = found else { return Ok(None) };
-            let mut counts = connection.prepare_cached(COUNT_OF_EVENT)?;
-            let mut rows = counts.query([seq])?;
-            while let Some(row) = rows.next()? {
-                let status = row::text(row, "status")?;
-                if let Some(place) = StatusFilter::ALL.iter().position(|filter| filter.name() == status) {
-                    found.deliveries[place] = unsigned(row::column(row, "n")?);
-                }
-            }
-            Ok(Some(found))
+            let select = if tenant.is_some() { by_tenant } else { of_all };
+            find_event(connection, select, tenant.as_ref(), &id)
+        })
+        .await
+    }
+
+    /// The event that has this id in the present tenant, not in a deleted one of the same name.
+    pub(super) async fn published_event(&self, tenant: TenantId, id: EventId) -> Result<Option<EventRow>, Error> {
+        self.read(move |connection| {
+            let select = "SELECT e.* FROM tenants t CROSS JOIN events e ON e.tenant = t.id AND e.id = ?2 AND e.seq >= t.first_event
+                          WHERE t.id = ?1 AND t.deleted_at_ms IS NULL ORDER BY e.seq DESC LIMIT 1";
+            find_event(connection, select, Some(&tenant), &id)
         })
         .await
     }
@@ -180,7 +175,8 @@ pub(super) const SELECT: &str = concat!(
     " = +d.ordering_key AND o.seq < d.seq) AS is_head_of_key
      FROM deliveries d
      JOIN endpoints p ON p.id = d.endpoint
-     LEFT JOIN deliveries r ON r.seq = d.replay_of LEFT JOIN deliveries s ON s.seq = d.replayed_as"
+     LEFT JOIN deliveries r ON r.seq = d.replay_of AND r.tenant = d.tenant
+     LEFT JOIN deliveries s ON s.seq = d.replayed_as AND s.tenant = d.tenant"
 );
 
 pub(super) fn by_id(connection: &Connection, id: DeliveryId) -> Result<Option<DeliveryRow>, Error> {
@@ -212,6 +208,28 @@ fn seq_of(connection: &Connection, id: DeliveryId) -> Result<Option<i64>, Error>
 pub(super) fn last_id(connection: &Connection) -> Result<Option<DeliveryId>, Error> {
     let mut select = connection.prepare_cached("SELECT id FROM deliveries ORDER BY seq DESC LIMIT 1")?;
     row::first(select.query([])?, |row| Ok(DeliveryId::from_bytes(row::column(row, "id")?)))
+}
+
+/// Runs a query for one event by its tenant and id.
+fn find_event(connection: &Connection, select: &str, tenant: Option<&TenantId>, id: &EventId) -> Result<Option<EventRow>, Error> {
+    let mut select = connection.prepare_cached(select)?;
+    let found = row::first(select.query(params![tenant.map(TenantId::as_str), id.as_str()])?, |row| {
+        let mut found = event_row(row)?;
+        let digest: [u8; 32] = row::column(row, "digest")?;
+        let data = row::optional_text(row, "data")?;
+        found.data = data.map(|data| checked_data(data, &digest)).transpose()?;
+        Ok((row::column::<i64>(row, "seq")?, found))
+    })?;
+    let Some((seq, mut found)) = found else { return Ok(None) };
+    let mut counts = connection.prepare_cached(COUNT_OF_EVENT)?;
+    let mut rows = counts.query([seq])?;
+    while let Some(row) = rows.next()? {
+        let status = row::text(row, "status")?;
+        if let Some(place) = StatusFilter::ALL.iter().position(|filter| filter.name() == status) {
+            found.deliveries[place] = unsigned(row::column(row, "n")?);
+        }
+    }
+    Ok(Some(found))
 }
 
 /// Whoever may see all tenants sees those of each that has chosen this id.

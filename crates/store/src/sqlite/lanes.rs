@@ -15,6 +15,7 @@ use crate::columns::{
     unsigned,
 };
 use crate::routing::schedule_of;
+use crate::statistics::CountedAttempt;
 use crate::{
     AttemptRecord, Body, BodyError, Error, LaneState, Record, Recorded, RecordedAs, Swept, WindowAsked, WindowRows, document,
 };
@@ -22,22 +23,26 @@ use crate::{
 impl Sqlite {
     /// A skip scan: as many steps as there are endpoints with work.
     pub(super) async fn work(&self, after: Option<EndpointId>, rows_max: usize) -> Result<Vec<EndpointId>, Error> {
-        self.read(move |connection| with_work(connection, after, rows_max)).await
+        self.read_for_work(move |connection| with_work(connection, after, rows_max)).await
     }
 
-    pub(super) async fn sweep(&self, after: Seq) -> Result<Swept, Error> {
-        self.read(move |connection| {
+    pub(super) async fn sweep(&self, after: Seq, rows_max: usize) -> Result<Swept, Error> {
+        self.read_for_work(move |connection| {
             let highest = last_seq(connection)?;
+            let mut select = connection.prepare_cached(SELECT_SWEPT_END)?;
+            let last: Option<i64> =
+                row::first(select.query(params![signed(after), limit(rows_max)])?, |row| row::column(row, "seq"))?;
+            let end = last.unwrap_or(i64::MAX);
             let mut select = connection.prepare_cached(SELECT_SWEPT)?;
-            let endpoints =
-                row::all(select.query([signed(after)])?, |row| Ok(EndpointId::from_bytes(row::column(row, "endpoint")?)))?;
-            Ok(Swept { endpoints, highest })
+            let rows = select.query(params![signed(after), end])?;
+            let endpoints = row::all(rows, |row| Ok(EndpointId::from_bytes(row::column(row, "endpoint")?)))?;
+            Ok(Swept { endpoints, highest, next: last.map(unsigned) })
         })
         .await
     }
 
     pub(super) async fn windows(&self, asked: Vec<WindowAsked>) -> Result<Vec<WindowRows>, Error> {
-        self.read(move |connection| {
+        self.read_for_work(move |connection| {
             let seen = last_seq(connection)?;
             asked.iter().map(|asked| window(connection, asked, seen)).collect()
         })
@@ -45,9 +50,10 @@ impl Sqlite {
     }
 
     pub(super) async fn bodies(&self, deliveries: Vec<Seq>) -> Result<Vec<Body>, Error> {
-        self.read(move |connection| {
+        self.read_for_work(move |connection| {
             let mut select = connection.prepare_cached(
-                "SELECT d.seq AS delivery_seq, d.id AS delivery, e.* FROM deliveries d JOIN events e ON e.seq = d.event_seq WHERE d.seq = ?1",
+                "SELECT d.seq AS delivery_seq, d.id AS delivery, e.* FROM deliveries d
+                 JOIN events e ON e.seq = d.event_seq AND e.tenant = d.tenant WHERE d.seq = ?1",
             )?;
             let mut bodies = Vec::with_capacity(deliveries.len());
             for seq in deliveries {
@@ -69,7 +75,7 @@ impl Sqlite {
     }
 
     pub(super) async fn lane(&self, endpoint: EndpointId) -> Result<Option<LaneState>, Error> {
-        self.read(move |connection| lane(connection, endpoint)).await
+        self.read_for_work(move |connection| lane(connection, endpoint)).await
     }
 
     pub(super) async fn restamp(&self, endpoint: EndpointId, after: Seq, rows_max: usize) -> Result<Option<Seq>, Error> {
@@ -118,15 +124,18 @@ fn window(connection: &Connection, asked: &WindowAsked, seen: Seq) -> Result<Win
 }
 
 pub(super) fn lane(connection: &Connection, endpoint: EndpointId) -> Result<Option<LaneState>, Error> {
-    let mut select = connection.prepare_cached("SELECT document FROM lanes WHERE endpoint = ?1")?;
+    let mut select = connection.prepare_cached("SELECT document, version FROM lanes WHERE endpoint = ?1")?;
     row::first(select.query([endpoint.to_bytes()])?, |row| {
         let (memory, timeout) = document::read_lane(row::text(row, "document")?)?;
-        Ok(LaneState { memory, timeout })
+        Ok(LaneState { memory, timeout, version: unsigned(row::column(row, "version")?) })
     })
 }
 
 /// By row, of which few are behind this one, and not by endpoint, which would spare a sort and read all that there are.
-const SELECT_SWEPT: &str = "SELECT DISTINCT endpoint FROM deliveries NOT INDEXED WHERE seq > ?1 AND status = 'waiting'";
+const SELECT_SWEPT: &str =
+    "SELECT DISTINCT endpoint FROM deliveries NOT INDEXED WHERE seq > ?1 AND seq <= ?2 AND status = 'waiting'";
+/// The last row of a page, if the page is full.
+const SELECT_SWEPT_END: &str = "SELECT seq FROM deliveries NOT INDEXED WHERE seq > ?1 ORDER BY seq LIMIT 1 OFFSET ?2 - 1";
 
 /// In which of its endpoint's queues a row stands (what is fresh in 0 to 2 by class, what is due later in 3 to 5, what has an ordering key in
 /// 6), and in what order there: the words of the index `deliveries_queued`, or it is not used.
@@ -282,6 +291,9 @@ fn record(store: &Sqlite, turn: &Turn<'_>, state: &mut State, record: &Record) -
     if !moved {
         return Ok(RecordedAs::MovedOn);
     }
+    if let Recorded::Attempt { attempt, state: led_to, .. } = &record.recorded {
+        CountedAttempt::new(record.endpoint, attempt, *led_to).write(&mut state.uncounted);
+    }
     if let Recorded::Moved { audit: Some(audit), .. } = &record.recorded {
         configuration::write_audit(turn, audit, store.clock_now())?;
     }
@@ -289,9 +301,12 @@ fn record(store: &Sqlite, turn: &Turn<'_>, state: &mut State, record: &Record) -
         turn.prepare_cached("DELETE FROM handed_over WHERE delivery_seq = ?1")?.execute([seq])?;
         return Ok(RecordedAs::Done);
     }
-    if let Some(LaneState { memory, timeout }) = &record.lane {
-        turn.prepare_cached("INSERT OR REPLACE INTO lanes (endpoint, document) VALUES (?1, ?2)")?
-            .execute(params![record.endpoint.to_bytes(), document::lane(memory, timeout)])?;
+    if let Some(LaneState { memory, timeout, version }) = &record.lane {
+        turn.prepare_cached(UPSERT_LANE)?.execute(params![
+            record.endpoint.to_bytes(),
+            document::lane(memory, timeout),
+            signed(*version)
+        ])?;
     }
     if record.disables_endpoint {
         configuration::disable_endpoint(turn, state, record.endpoint, store.clock_now())?;
@@ -353,6 +368,11 @@ fn record_attempt(turn: &Turn<'_>, seq: i64, attempt: &AttemptRecord, state: Del
     turn.execute_often(INSERT_ATTEMPT, made)?;
     Ok(true)
 }
+
+/// Records may come in another order than they were made in, and more than once.
+const UPSERT_LANE: &str = "INSERT INTO lanes (endpoint, document, version) VALUES (?1, ?2, ?3)
+                           ON CONFLICT (endpoint) DO UPDATE SET document = excluded.document, version = excluded.version
+                           WHERE excluded.version > lanes.version";
 
 /// What a statement does not name it need not look after: columns, and the indexes that they are in.
 macro_rules! update_attempted {
@@ -434,7 +454,7 @@ mod tests {
     fn nothing_that_an_owner_asks_reads_the_backlog() {
         let mut connection = Connection::open_in_memory().expect("a database");
         migrations::run(&mut connection).expect("a schema");
-        for select in [SELECT_LEFT_ALONE, SELECT_SWEPT, SELECT_NEXT, SELECT_QUEUED, SELECT_HEAD, SELECT_HEADS] {
+        for select in [SELECT_LEFT_ALONE, SELECT_SWEPT, SELECT_SWEPT_END, SELECT_NEXT, SELECT_QUEUED, SELECT_HEAD, SELECT_HEADS] {
             let steps = row::plan(&connection, select);
             assert!(!steps.iter().any(|step| step.starts_with("SCAN d")), "{select}\n{steps:?}");
             assert!(steps.iter().any(|step| step.starts_with("SEARCH d")), "{select}\n{steps:?}");

@@ -1,6 +1,7 @@
 //! SQLite: one file in the data directory, one thread that writes, readers beside it, one process.
 
 mod backlog;
+mod clock;
 mod cluster;
 mod configuration;
 mod events;
@@ -11,8 +12,10 @@ mod housekeeping;
 mod lanes;
 mod migrations;
 mod replays;
+mod retention;
 mod routing;
 mod row;
+mod row_numbers;
 mod statistics;
 mod writer;
 
@@ -20,6 +23,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -33,10 +37,14 @@ use crate::commands::Commander;
 use crate::feed::{Feed, Feeder};
 use crate::routing::Routings;
 use crate::{Epoch, Error, LaneShown, NodeId, Options};
+use row_numbers::RowNumbers;
 use writer::{Surroundings, Turn, Writer};
 
-/// Connections that read beside the writer.
-const READERS: usize = 4;
+/// Connections that read what people ask for: lists, single rows, statistics. Some of these queries are slow.
+const PEOPLES_READERS: usize = 4;
+/// Connections that read what delivering and publishing cannot go on without. They have their own, so that slow queries of people never
+/// keep a lane from its next rows.
+const WORK_READERS: usize = 3;
 /// A query that takes longer would keep the log from being checkpointed.
 const READ_MAX: Duration = Duration::from_secs(2);
 /// How many steps of SQLite's machine go by between two looks at the clock.
@@ -49,8 +57,11 @@ pub struct Sqlite(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     writer: Writer,
-    readers: Readers,
+    peoples_readers: Readers,
+    work_readers: Readers,
     clock: Clock,
+    /// Whether there is something about the clock in the database.
+    is_suspicion_kept: AtomicBool,
     ids: Mutex<Sequence>,
     feeder: Arc<Feeder>,
     routings: Routings,
@@ -60,6 +71,8 @@ struct Inner {
     node: Mutex<Option<NodeId>>,
     commander: Commander,
     lanes_shown: Mutex<HashMap<EndpointId, LaneShown>>,
+    housekeeping: tokio::sync::Mutex<housekeeping::Progress>,
+    overdue: housekeeping::OverdueProgress,
     /// Released when the last handle is gone.
     _lock: File,
 }
@@ -72,9 +85,14 @@ impl Sqlite {
         // Ids grow from row to row, also if the clock was set back between two starts.
         let ids = history::last_id(&opened.connection)?.map(Sequence::after).unwrap_or_default();
         let feeder = Arc::new(Feeder::default());
-        let readers = Readers::new(&opened.path)?;
+        let peoples_readers = Readers::new(&opened.path, PEOPLES_READERS)?;
+        let work_readers = Readers::new(&opened.path, WORK_READERS)?;
+        let numbers = RowNumbers::load(&opened.connection)?;
+        let kept = clock::read(&opened.connection)?;
+        let clock = Clock::new(Arc::clone(&options.clock), kept.suspicion.clone().filter(|_| !kept.is_accepted));
         let writer = Writer::start(
             opened.connection,
+            numbers,
             Surroundings {
                 path: opened.path,
                 marker: opened.marker,
@@ -87,8 +105,10 @@ impl Sqlite {
         );
         Ok(Sqlite(Arc::new(Inner {
             writer,
-            readers,
-            clock: Clock::new(),
+            peoples_readers,
+            work_readers,
+            clock,
+            is_suspicion_kept: AtomicBool::new(kept.suspicion.is_some() || kept.is_accepted),
             ids: Mutex::new(ids),
             feeder,
             routings: Routings::default(),
@@ -97,6 +117,8 @@ impl Sqlite {
             node: Mutex::new(None),
             commander: Commander::default(),
             lanes_shown: Mutex::default(),
+            housekeeping: tokio::sync::Mutex::default(),
+            overdue: housekeeping::OverdueProgress::default(),
             _lock: opened.lock,
         })))
     }
@@ -109,16 +131,32 @@ impl Sqlite {
         self.0.ids.lock().next(self.clock_now(), rand::random())
     }
 
-    /// Runs a query off the async threads, in a transaction of its own so that it sees one moment.
+    /// Runs a query that somebody has asked for off the async threads, in a transaction of its own so that it sees one moment.
     async fn read<T: Send + 'static>(
         &self,
         query: impl FnOnce(&Connection) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
+        self.read_by(|inner| &inner.peoples_readers, query).await
+    }
+
+    /// The same for what delivering and publishing need. It does not wait for people's queries.
+    async fn read_for_work<T: Send + 'static>(
+        &self,
+        query: impl FnOnce(&Connection) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.read_by(|inner| &inner.work_readers, query).await
+    }
+
+    async fn read_by<T: Send + 'static>(
+        &self,
+        readers: fn(&Inner) -> &Readers,
+        query: impl FnOnce(&Connection) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
         let inner = Arc::clone(&self.0);
-        let permit = inner.readers.permits.clone().acquire_owned().await.map_err(Error::unavailable)?;
+        let permit = readers(&inner).permits.clone().acquire_owned().await.map_err(Error::unavailable)?;
         tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            inner.readers.read(query)
+            readers(&inner).read(query)
         })
         .await
         .map_err(Error::unavailable)?
@@ -145,9 +183,9 @@ struct Readers {
 }
 
 impl Readers {
-    fn new(path: &Path) -> Result<Readers, Error> {
-        let idle = (0..READERS).map(|_| file::connect_to_read(path)).collect::<Result<_, _>>()?;
-        Ok(Readers { path: path.to_owned(), idle: Mutex::new(idle), permits: Arc::new(Semaphore::new(READERS)) })
+    fn new(path: &Path, connections: usize) -> Result<Readers, Error> {
+        let idle = (0..connections).map(|_| file::connect_to_read(path)).collect::<Result<_, _>>()?;
+        Ok(Readers { path: path.to_owned(), idle: Mutex::new(idle), permits: Arc::new(Semaphore::new(connections)) })
     }
 
     fn read<T>(&self, query: impl FnOnce(&Connection) -> Result<T, Error>) -> Result<T, Error> {
@@ -197,13 +235,13 @@ mod verbs {
     use posthaste_core::scheduler::Seq;
     use posthaste_core::time::Timestamp;
 
-    use super::{Clock, Feed, Sqlite};
+    use super::{Feed, Sqlite};
     use crate::{
-        Answer, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, Command, Commanded, Commands,
-        Configured, DeliveryQuery, DeliveryRow, EndpointQuery, EventQuery, EventRow, HandedOver, Housekeeping, Key, KeyHash,
-        LaneShown, LaneState, MadeAfter, Minute, NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record,
-        RecordedAs, Refusal, ReplayFilter, ReplayRow, StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredTenant, Swept,
-        SweptAway, TakenUp, WindowAsked, WindowRows,
+        Answer, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command, Commanded,
+        Commands, Configured, DeliveryQuery, DeliveryRow, EndpointQuery, EventQuery, EventRow, HandedOver, Housekeeping, Key,
+        KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record,
+        RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow, StatisticsQuery, StatisticsStep, Store, StoredEndpoint,
+        StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
     };
 
     impl Store for Sqlite {
@@ -212,7 +250,11 @@ mod verbs {
         }
 
         fn wall_clock(&self) -> Timestamp {
-            Clock::wall()
+            self.0.clock.wall()
+        }
+
+        fn clock_status(&self) -> ClockStatus {
+            self.0.clock.status()
         }
 
         fn is_shared(&self) -> bool {
@@ -229,8 +271,12 @@ mod verbs {
             Box::pin(ready(Ok(())))
         }
 
+        /// There is nobody to tell that it lives. It is asked every second, which is when the clock is looked at.
         fn renew(&self, node: NodeId) -> Answer<'_, Result<(), Refusal>> {
-            Box::pin(ready(Ok(self.knows(node))))
+            Box::pin(async move {
+                self.keep_suspicion().await;
+                Ok(self.knows(node))
+            })
         }
 
         fn nodes(&self) -> Answer<'_, Vec<NodeId>> {
@@ -270,14 +316,14 @@ mod verbs {
             audit(tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> Vec<AuditRow>;
             publish(events: Vec<NewEvent>) -> Vec<Published>;
             work(after: Option<EndpointId>, limit: usize) -> Vec<EndpointId>;
-            sweep(after: Seq) -> Swept;
+            sweep(after: Seq, limit: usize) -> Swept;
             take_up(endpoints: Vec<EndpointId>) -> Vec<TakenUp>;
             windows(asked: Vec<WindowAsked>) -> Vec<WindowRows>;
             bodies(deliveries: Vec<Seq>) -> Vec<Body>;
             record(records: Vec<Record>) -> Vec<RecordedAs>;
             lane(endpoint: EndpointId) -> Option<LaneState>;
             command(partition: Partition, command: Command) -> Commanded;
-            count(minutes: Vec<Minute>) -> ();
+            count() -> bool;
             statistics(query: StatisticsQuery) -> Vec<StatisticsStep>;
             backlog(query: BacklogQuery) -> Backlog;
             restamp(endpoint: EndpointId, after: Seq, limit: usize) -> Option<Seq>;
@@ -290,7 +336,7 @@ mod verbs {
             event(tenant: Option<TenantId>, id: EventId) -> Option<EventRow>;
             events(query: EventQuery) -> Page<EventRow>;
             create_replay(replay: NewReplay, audit: Audit) -> ReplayRow;
-            count_replay(filter: ReplayFilter) -> u64;
+            count_replay(filter: ReplayFilter) -> ReplayCount;
             replay(id: ReplayId) -> Option<ReplayRow>;
             replays(tenant: Option<TenantId>, before: Option<ReplayId>, limit: usize) -> Vec<ReplayRow>;
             running_replays() -> Vec<ReplayRow>;
@@ -302,7 +348,71 @@ mod verbs {
             erase(tenant: Option<TenantId>, event: EventId, audit: Audit) -> bool;
             claim(node: NodeId, share: usize) -> Result<Claimed, Refusal>;
             hand_over(node: NodeId, partitions: Vec<Partition>, in_flight: Vec<HandedOver>) -> ();
+            handed_over_left(deliveries: Vec<Seq>) -> Vec<Seq>;
             close() -> ();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use posthaste_core::scheduler::{Class, Want};
+    use tokio::task::JoinSet;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::{Keyring, MasterKey, Store, WindowAsked};
+
+    /// Far longer than any of them takes, and far shorter than for ever.
+    const ANSWERED_WITHIN: Duration = Duration::from_secs(20);
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn slow_queries_of_people_do_not_keep_lanes_from_their_rows() {
+        let directory = std::env::temp_dir().join(format!("posthaste-readers-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&directory);
+        let key = MasterKey::from_base64("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=").expect("a key");
+        let store = Sqlite::open(&directory, Options::new(Keyring::new(key, vec![]))).expect("a store");
+        // Twice as many as there are connections: half of them hold one, the rest waits.
+        let (mut slow, mut release) = (JoinSet::new(), Vec::new());
+        let (began, has_begun) = mpsc::channel();
+        for _ in 0..2 * PEOPLES_READERS {
+            let (end, ended) = mpsc::channel::<()>();
+            release.push(end);
+            let (store, began) = (store.clone(), began.clone());
+            slow.spawn(async move {
+                let query = move |_: &Connection| {
+                    let _ = began.send(());
+                    // Until the other side is dropped.
+                    let _ = ended.recv();
+                    Ok(())
+                };
+                store.read(query).await
+            });
+        }
+        for _ in 0..PEOPLES_READERS {
+            has_begun.recv_timeout(ANSWERED_WITHIN).expect("a slow query has begun");
+        }
+        let endpoint = EndpointId::from_unique(store.next_unique());
+        let asked = vec![WindowAsked { endpoint, want: Want::Fresh(Class::Rest), limit: 10 }];
+        let work = async {
+            Store::windows(&store, asked).await?;
+            Store::bodies(&store, vec![1]).await?;
+            Store::take_up(&store, vec![endpoint]).await?;
+            Store::work(&store, None, 10).await?;
+            Store::sweep(&store, 0, 10).await?;
+            Store::tenant_versions(&store, vec![]).await?;
+            Store::configuration_number(&store).await?;
+            Store::running_replays(&store).await?;
+            Store::overdue(&store, 10).await?;
+            Ok::<_, Error>(())
+        };
+        timeout(ANSWERED_WITHIN, work).await.expect("an answer while people's queries are under way").expect("a good one");
+        drop(release);
+        while let Some(ended) = slow.join_next().await {
+            ended.expect("no panic").expect("a slow query ends");
+        }
+        let _ = std::fs::remove_dir_all(&directory);
     }
 }

@@ -18,7 +18,7 @@ impl Sqlite {
             return Ok(routing);
         }
         let (store, wanted) = (self.clone(), tenant.clone());
-        let routing = self.read(move |connection| load(connection, &wanted, &store.0.options)).await?;
+        let routing = self.read_for_work(move |connection| load(connection, &wanted, &store.0.options)).await?;
         self.0.routings.put(tenant, &routing);
         Ok(routing)
     }

@@ -1,24 +1,24 @@
 //! How endpoints have fared, per minute.
 
-use posthaste_core::id::TenantId;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use posthaste_core::id::{EndpointId, TenantId};
 use rusqlite::{Connection, Row, params};
 
 use super::{SMALL, Sqlite, row};
-use crate::statistics::{EVERYBODY, Steps, Tally, Whose, tallies};
-use crate::{Error, Minute, StatisticsQuery, StatisticsStep};
+use crate::statistics::{COUNTED_ATTEMPTS_MAX, COUNTED_ENDPOINTS_MAX, CountedAttempt, EVERYBODY, Steps, Tally, Whose, tallies};
+use crate::{Error, StatisticsQuery, StatisticsStep};
 
 impl Sqlite {
-    pub(super) async fn count(&self, minutes: Vec<Minute>) -> Result<(), Error> {
-        self.write(SMALL * minutes.len(), move |connection, _| {
-            for ((whose, minute), mut tally) in tallies(&minutes) {
-                if let Some(before) = counted(connection, &whose, minute)? {
-                    tally.add(&before);
-                }
-                keep(connection, &whose, minute, &tally)?;
-            }
-            Ok(())
-        })
-        .await
+    pub(super) async fn count(&self) -> Result<bool, Error> {
+        let is_any =
+            |connection: &Connection| Ok(connection.prepare_cached("SELECT 1 FROM uncounted_attempts LIMIT 1")?.exists([])?);
+        // Mostly there is nothing to do while nothing is delivered.
+        if !self.read_for_work(is_any).await? {
+            return Ok(false);
+        }
+        self.write(SMALL, |connection, _| count(connection)).await
     }
 
     pub(super) async fn statistics(&self, query: StatisticsQuery) -> Result<Vec<StatisticsStep>, Error> {
@@ -44,6 +44,61 @@ impl Sqlite {
         })
         .await
     }
+}
+
+/// Part of the transaction that records the attempts.
+pub(super) fn note(connection: &Connection, attempts: &[u8]) -> Result<(), Error> {
+    if !attempts.is_empty() {
+        connection.prepare_cached("INSERT INTO uncounted_attempts (attempts) VALUES (?1)")?.execute([attempts])?;
+    }
+    Ok(())
+}
+
+fn count(connection: &Connection) -> Result<bool, Error> {
+    let (mut attempts, mut tenants) = (Vec::new(), BTreeMap::new());
+    let (mut last, mut is_more) = (0, false);
+    let mut select = connection.prepare_cached("SELECT seq, attempts FROM uncounted_attempts ORDER BY seq")?;
+    let mut rows = select.query([])?;
+    while let Some(row) = rows.next()? {
+        if attempts.len() >= COUNTED_ATTEMPTS_MAX || tenants.len() >= COUNTED_ENDPOINTS_MAX {
+            is_more = true;
+            break;
+        }
+        last = row::column::<i64>(row, "seq")?;
+        let noted = CountedAttempt::read_all(&row::column::<Vec<u8>>(row, "attempts")?).unwrap_or_else(|error| {
+            tracing::error!(%error, "some attempts are missing from the statistics");
+            Vec::new()
+        });
+        for attempt in &noted {
+            if let Entry::Vacant(unknown) = tenants.entry(attempt.endpoint) {
+                unknown.insert(tenant_of(connection, attempt.endpoint)?);
+            }
+        }
+        attempts.extend(noted);
+    }
+    drop(rows);
+    let of_tenants = attempts.into_iter().filter_map(|attempt| Some((attempt, tenants.get(&attempt.endpoint)?.as_ref()?)));
+    for ((whose, minute), mut tally) in tallies(of_tenants) {
+        match counted(connection, &whose, minute) {
+            Ok(Some(before)) => tally.add(&before),
+            Ok(None) => {}
+            // It stays as it is, and the others are counted.
+            Err(error @ Error::Corrupt { .. }) => {
+                tracing::error!(%error, ?whose, minute, "nothing is added to a damaged minute");
+                continue;
+            }
+            Err(error) => return Err(error),
+        }
+        keep(connection, &whose, minute, &tally)?;
+    }
+    connection.prepare_cached("DELETE FROM uncounted_attempts WHERE seq <= ?1")?.execute([last])?;
+    Ok(is_more)
+}
+
+/// Deleted ones, too. `None` for one that is not there any more: nobody asks for its statistics.
+fn tenant_of(connection: &Connection, endpoint: EndpointId) -> Result<Option<TenantId>, Error> {
+    let mut select = connection.prepare_cached("SELECT tenant FROM endpoints WHERE id = ?1")?;
+    row::first(select.query([endpoint.to_bytes()])?, |row| row::parsed(row, "tenant", TenantId::parse))
 }
 
 const SELECT_OF_ENDPOINT: &str = "SELECT * FROM minutes WHERE endpoint = ?1 AND minute_ms >= ?2 AND minute_ms < ?3

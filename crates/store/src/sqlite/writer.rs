@@ -24,8 +24,8 @@ use rusqlite::hooks::Wal;
 use rusqlite::{CachedStatement, Connection, Params};
 use tokio::sync::oneshot;
 
-use super::{file, lanes, routing};
-use crate::columns::signed;
+use super::row_numbers::RowNumbers;
+use super::{file, routing, statistics};
 use crate::feed::{Fed, Feeder};
 use crate::routing::Versions;
 use crate::{Commits, Epoch, Error};
@@ -129,17 +129,18 @@ enum Became {
     Unknown,
 }
 
-/// What the writer knows beside the database. Forgotten when a group is rolled back.
+/// What the writer knows beside the database. Forgotten when a group is rolled back, except for the numbers of rows.
 #[derive(Debug)]
 pub(super) struct State {
     versions: HashMap<TenantId, u64>,
     catalogue: Option<u64>,
-    /// The row that the next delivery gets.
-    next_delivery: Option<i64>,
+    pub(super) numbers: RowNumbers,
     pub(super) epoch: Epoch,
     /// What the group has made, told once it is committed.
     pub(super) fed: Vec<Fed>,
     pub(super) is_fed: bool,
+    /// The attempts that the group has recorded, as they are noted for counting.
+    pub(super) uncounted: Vec<u8>,
 }
 
 impl State {
@@ -157,18 +158,6 @@ impl State {
         Ok(Versions { tenant: version, catalogue })
     }
 
-    /// The row that the next delivery gets, above all that there are.
-    pub(super) fn next_delivery(&mut self, connection: &Connection) -> Result<i64, Error> {
-        match self.next_delivery {
-            Some(next) => Ok(next),
-            None => Ok(*self.next_delivery.insert(signed(lanes::last_seq(connection)?) + 1)),
-        }
-    }
-
-    pub(super) fn has_made_delivery(&mut self, seq: i64) {
-        self.next_delivery = Some(seq + 1);
-    }
-
     /// Something that publishing goes by has changed.
     pub(super) fn forget_versions(&mut self) {
         self.versions.clear();
@@ -177,8 +166,8 @@ impl State {
 
     fn forget(&mut self) {
         self.forget_versions();
-        self.next_delivery = None;
         self.fed.clear();
+        self.uncounted.clear();
     }
 }
 
@@ -223,14 +212,14 @@ pub(super) struct Surroundings {
 
 impl Writer {
     /// The thread ends when the last handle is gone and everything before it is written.
-    pub(super) fn start(connection: Connection, surroundings: Surroundings) -> Writer {
+    pub(super) fn start(connection: Connection, numbers: RowNumbers, surroundings: Surroundings) -> Writer {
         let (jobs, inbox) = mpsc::channel();
         let waiting = Arc::<Waiting>::default();
         let waiting_bytes_max = surroundings.waiting_bytes_max;
         let seen_waiting = Arc::clone(&waiting);
         std::thread::Builder::new()
             .name("posthaste-writer".to_owned())
-            .spawn(move || Loop::new(connection, surroundings, seen_waiting).run(&inbox))
+            .spawn(move || Loop::new(connection, surroundings, numbers, seen_waiting).run(&inbox))
             .expect("the system starts a thread");
         Writer { jobs, waiting, waiting_bytes_max }
     }
@@ -274,17 +263,20 @@ struct Loop {
     log_bytes_seen: usize,
     /// How many shared the last group, and the one before.
     last_callers: [usize; 2],
+    /// The last flush has failed, and every handle was dropped before it was known what became of it.
+    is_left_in_doubt: bool,
 }
 
 impl Loop {
-    fn new(connection: Connection, surroundings: Surroundings, waiting: Arc<Waiting>) -> Loop {
+    fn new(connection: Connection, surroundings: Surroundings, numbers: RowNumbers, waiting: Arc<Waiting>) -> Loop {
         let state = State {
             versions: HashMap::new(),
             catalogue: None,
-            next_delivery: None,
+            numbers,
             epoch: surroundings.epoch,
             fed: Vec::new(),
             is_fed: false,
+            uncounted: Vec::new(),
         };
         let commit_number = file::commit_number(&connection).unwrap_or(0);
         let checkpoints = Checkpoints::start(&surroundings.path);
@@ -299,6 +291,7 @@ impl Loop {
             log_frames,
             log_bytes_seen: 0,
             last_callers: [0; 2],
+            is_left_in_doubt: false,
         };
         this.watch_the_log();
         this
@@ -350,6 +343,10 @@ impl Loop {
                 return;
             }
         }
+        if self.is_left_in_doubt {
+            // A close would say that nothing can be missing.
+            return;
+        }
         if let Err(error) = file::close(&self.connection, &self.surroundings.marker_path) {
             tracing::error!(%error, "the database was not closed cleanly; nothing is lost, and the next start checks it");
         }
@@ -394,10 +391,18 @@ impl Loop {
             }
         }
         let number = self.commit_number + 1;
-        if let Err(error) = file::set_commit_number(&self.connection, number) {
-            self.roll_back();
-            return Err(error.to_string());
-        }
+        let prepared = self.state.numbers.reserve(&self.connection).and_then(|reservation| {
+            statistics::note(&self.connection, &self.state.uncounted)?;
+            file::set_commit_number(&self.connection, number)?;
+            Ok(reservation)
+        });
+        let reservation = match prepared {
+            Ok(reservation) => reservation,
+            Err(error) => {
+                self.roll_back();
+                return Err(error.to_string());
+            }
+        };
         match self.connection.execute_batch("COMMIT") {
             Ok(()) => {}
             Err(error) if is_certain(&error) => {
@@ -415,6 +420,8 @@ impl Loop {
             }
         }
         self.commit_number = number;
+        self.state.numbers.has_committed(&reservation);
+        self.state.uncounted.clear();
         // Not flushed: it is only ever compared with what survived.
         if let Err(error) = self.surroundings.marker.write_all_at(&number.to_le_bytes(), 0) {
             tracing::warn!(%error, "the marker of the running process cannot be written");
@@ -459,7 +466,16 @@ impl Loop {
                     Ok(Message::Close(answer)) => {
                         let _ = answer.send(Err(Error::unavailable("the last flush has failed")));
                     }
-                    Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
+                    Err(RecvTimeoutError::Timeout) => break,
+                    Err(RecvTimeoutError::Disconnected) => {
+                        // No handle is left that could write or wait: the next start finds out what was kept.
+                        tracing::error!(
+                            "the last flush has failed, and whether it was kept is not known; the next start checks it"
+                        );
+                        group.drain(..).for_each(|job| job.answer(Became::Unknown));
+                        self.is_left_in_doubt = true;
+                        return false;
+                    }
                 }
             }
             pause = (pause * 2).min(Duration::from_secs(1));
@@ -505,12 +521,13 @@ fn is_certain(error: &rusqlite::Error) -> bool {
 
 fn in_savepoint(connection: &Connection, state: &mut State, job: &mut dyn Job) -> Result<(), Error> {
     connection.execute_batch("SAVEPOINT one")?;
-    let fed = state.fed.len();
+    let (fed, uncounted) = (state.fed.len(), state.uncounted.len());
     if job.run(&Turn::new(connection), state).is_err() {
         if connection.is_autocommit() {
             return Err(Error::unavailable("the transaction was rolled back"));
         }
         state.fed.truncate(fed);
+        state.uncounted.truncate(uncounted);
         state.forget_versions();
         connection.execute_batch("ROLLBACK TO one")?;
     }
@@ -564,4 +581,45 @@ fn checkpoint(path: &Path, kept: Option<Connection>) -> Result<Connection, Error
     let connection = kept.map_or_else(|| file::connect(path), Ok)?;
     connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
     Ok(connection)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Keyring, MasterKey, Options};
+
+    use super::*;
+
+    #[test]
+    fn a_writer_whose_handles_are_gone_gives_up_on_a_broken_disk() {
+        let directory = std::env::temp_dir().join(format!("posthaste-writer-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&directory);
+        let options = Options::new(Keyring::new(MasterKey::generate(), vec![]));
+        let opened = file::open(&directory, &options).expect("a database");
+        let marker_path = opened.marker_path.clone();
+        let surroundings = Surroundings {
+            // As good as a disk that does not answer.
+            path: directory.join("gone").join("posthaste.db"),
+            marker: opened.marker,
+            marker_path: opened.marker_path,
+            epoch: opened.epoch,
+            feeder: Arc::default(),
+            waiting_bytes_max: 1,
+            commits: Arc::default(),
+        };
+        let (jobs, inbox) = mpsc::channel();
+        let (said, heard) = mpsc::channel();
+        let connection = opened.connection;
+        let numbers = RowNumbers::load(&connection).unwrap();
+        std::thread::spawn(move || {
+            let mut writer = Loop::new(connection, surroundings, numbers, Arc::default());
+            let was_kept = writer.find_out(7, &mut Vec::new(), &inbox);
+            writer.run(&inbox);
+            let _ = said.send(was_kept);
+        });
+        drop(jobs);
+        let ended = heard.recv_timeout(Duration::from_secs(30));
+        assert_eq!(ended, Ok(false), "it ends, and does not ask the disk for ever");
+        assert!(marker_path.exists(), "the next start has to check what was kept");
+        let _ = std::fs::remove_dir_all(&directory);
+    }
 }

@@ -15,6 +15,12 @@ crate::conform! {
     what_an_endpoint_has_missed_can_be_sent_after_enabling
     a_replay_can_be_cancelled_and_its_key_makes_it_once
     a_replay_waits_while_too_much_of_it_is_unfinished
+    i17_an_endpoint_that_takes_nothing_now_stops_no_other
+    i17_more_endpoints_than_one_step_looks_at_all_get_their_turn
+    i17_overlapping_replays_make_each_row_once_and_their_books_balance
+    i17_what_is_skipped_is_counted_by_its_reason
+    i17_what_an_endpoint_misses_is_made_once_by_overlapping_replays
+    i17_what_ends_or_vanishes_after_the_request_is_accounted_for
 }
 
 fn replay(world: &World, filter: ReplayFilter) -> NewReplay {
@@ -29,7 +35,7 @@ fn replay(world: &World, filter: ReplayFilter) -> NewReplay {
 }
 
 async fn start(world: &World, filter: ReplayFilter) -> ReplayRow {
-    assert_eq!(world.store.count_replay(filter.clone()).await.unwrap(), {
+    assert_eq!(world.store.count_replay(filter.clone()).await.unwrap().matched, {
         let row = world.store.create_replay(replay(world, filter.clone()), world.audit("replay")).await.unwrap();
         world.store.cancel_replay(row.id, world.audit("cancel")).await.unwrap();
         row.matched
@@ -122,7 +128,7 @@ async fn a_replay_keeps_to_its_filter(world: World) {
             ids.push(row.id);
         }
     }
-    let count = async |filter: ReplayFilter| world.store.count_replay(filter).await.unwrap();
+    let count = async |filter: ReplayFilter| world.store.count_replay(filter).await.unwrap().matched;
     let none = ReplayFilter::default();
     assert_eq!(count(none.clone()).await, 7);
     assert_eq!(count(ReplayFilter { tenant: Some(tenant("acme")), ..none.clone() }).await, 6);
@@ -152,7 +158,7 @@ async fn what_an_endpoint_has_missed_can_be_sent_after_enabling(world: World) {
     let made = world.deliveries_of(&missed.id).await;
     assert_eq!((made.len(), made[0].replay_of, made[0].replay), (1, None, Some(row.id)));
     assert_eq!(world.deliveries_of(&had.event).await.len(), 1);
-    assert_eq!(world.store.count_replay(filter).await.unwrap(), 0);
+    assert_eq!(world.store.count_replay(filter).await.unwrap(), ReplayCount::default());
 }
 
 async fn a_replay_can_be_cancelled_and_its_key_makes_it_once(world: World) {
@@ -194,4 +200,166 @@ async fn a_replay_waits_while_too_much_of_it_is_unfinished(world: World) {
     world.deliver(rows.iter().find(|row| row.seq == first).unwrap()).await;
     let step = world.store.step_replay(row.id, 10, 3).await.unwrap().unwrap();
     assert_eq!((step.created, step.state), (4, ReplayState::Done));
+}
+
+/// The books of a replay, at any time.
+#[track_caller]
+fn assert_balanced(row: &ReplayRow) {
+    assert_eq!(row.matched, row.created + row.skipped.total() + row.remaining(), "{row:?}");
+    if row.state == ReplayState::Done {
+        assert_eq!(row.remaining(), 0, "{row:?}");
+    }
+}
+
+/// Rows that wait at this endpoint.
+async fn unfinished(world: &World, endpoint: &Endpoint) -> Vec<DeliveryRow> {
+    let waiting = world.waiting(endpoint.id).await;
+    world.store.deliveries_at(waiting).await.unwrap()
+}
+
+async fn deliver_all(world: &World, endpoint: &Endpoint) {
+    for row in unfinished(world, endpoint).await {
+        world.deliver(&row).await;
+    }
+}
+
+async fn i17_an_endpoint_that_takes_nothing_now_stops_no_other(world: World) {
+    let (stuck, healthy) = (world.endpoint("acme").await, world.endpoint("acme").await);
+    for _ in 0..9 {
+        assert_eq!(world.publish(world.event("acme", "order.paid")).await, Published::Made { deliveries: 2 });
+    }
+    deliver_all(&world, &stuck).await;
+    deliver_all(&world, &healthy).await;
+    let row = start(&world, ReplayFilter { tenant: Some(tenant("acme")), ..ReplayFilter::default() }).await;
+    assert_eq!(row.matched, 18);
+    for _ in 0..20 {
+        let step = world.store.step_replay(row.id, 2, 3).await.unwrap().unwrap();
+        assert_balanced(&step);
+        deliver_all(&world, &healthy).await;
+    }
+    let now = world.store.replay(row.id).await.unwrap().unwrap();
+    assert_eq!((now.created, now.remaining(), now.state), (3 + 9, 6, ReplayState::Running));
+    assert_eq!(unfinished(&world, &stuck).await.len(), 3);
+    let options = world.options.clone();
+    let world = world.reopened(options).await;
+    for _ in 0..20 {
+        deliver_all(&world, &stuck).await;
+        world.store.step_replay(row.id, 2, 3).await.unwrap().unwrap();
+    }
+    let done = world.store.replay(row.id).await.unwrap().unwrap();
+    assert_eq!((done.created, done.skipped, done.state), (18, Skipped::default(), ReplayState::Done));
+    assert_balanced(&done);
+}
+
+async fn i17_more_endpoints_than_one_step_looks_at_all_get_their_turn(world: World) {
+    let mut endpoints = Vec::new();
+    for n in 0..70 {
+        let name = format!("tenant-{n}");
+        endpoints.push(world.endpoint(&name).await);
+        for _ in 0..3 {
+            let delivery = world.delivery(&name).await;
+            world.deliver(&delivery).await;
+        }
+    }
+    let row = start(&world, ReplayFilter { status: vec![StatusFilter::Delivered], ..ReplayFilter::default() }).await;
+    assert_eq!(row.matched, 210);
+    // All but the last two take one row and no more.
+    for _ in 0..12 {
+        let step = world.store.step_replay(row.id, 100, 1).await.unwrap().unwrap();
+        assert_balanced(&step);
+        for endpoint in &endpoints[68..] {
+            deliver_all(&world, endpoint).await;
+        }
+    }
+    let now = world.store.replay(row.id).await.unwrap().unwrap();
+    assert_eq!((now.created, now.remaining()), (68 + 2 * 3, 68 * 2));
+}
+
+async fn i17_overlapping_replays_make_each_row_once_and_their_books_balance(world: World) {
+    let endpoint = world.endpoint("acme").await;
+    for _ in 0..20 {
+        let delivery = world.delivery("acme").await;
+        world.deliver(&delivery).await;
+    }
+    let filter = || ReplayFilter { endpoint: Some(endpoint.id), ..ReplayFilter::default() };
+    let (first, second, third) =
+        (start(&world, filter()).await.id, start(&world, filter()).await.id, start(&world, filter()).await.id);
+    let finish = |id| finish(&world, id);
+    let done = tokio::join!(finish(first), finish(second), finish(third));
+    let done = [done.0, done.1, done.2];
+    for row in &done {
+        assert_eq!((row.matched, row.remaining(), row.state), (20, 0, ReplayState::Done));
+        assert_eq!(row.skipped, Skipped { already_redelivered: 20 - row.created, ..Skipped::default() });
+    }
+    assert_eq!(done.iter().map(|row| row.created).sum::<u64>(), 20);
+    assert_eq!(unfinished(&world, &endpoint).await.len(), 20);
+    assert_eq!(world.store.count_replay(filter()).await.unwrap().matched, 0, "all of them have a successor");
+}
+
+async fn i17_what_is_skipped_is_counted_by_its_reason(world: World) {
+    let endpoint = world.endpoint("acme").await;
+    let mut rows = Vec::new();
+    for event_type in ["order.paid", "order.paid", "order.paid", "user.made", "order.paid"] {
+        let delivery = world.delivery_of(world.event("acme", event_type)).await;
+        world.deliver(&delivery).await;
+        rows.push(delivery);
+    }
+    let filter = ReplayFilter { tenant: Some(tenant("acme")), ..ReplayFilter::default() };
+    let before = start(&world, filter.clone()).await;
+    assert_eq!(world.store.count_replay(filter.clone()).await.unwrap(), ReplayCount { matched: 5, skipped: Skipped::default() });
+    assert!(world.store.erase(Some(tenant("acme")), rows[0].event.clone(), world.audit("erase")).await.unwrap());
+    world.store.repeat(rows[1].id, world.audit("retry")).await.unwrap().unwrap();
+    let mut changed = endpoint.clone();
+    changed.subscription.event_types = TypePatterns::parse(["order.*"]).unwrap();
+    world.configure(Change::ReplaceEndpoint { endpoint: Box::new(changed), expected_version: None, secrets: None }).await.unwrap();
+    let (erased, unsubscribed) = (1, 1);
+    let skipped = Skipped { erased, unsubscribed, already_redelivered: 0 };
+    let count = world.store.count_replay(filter).await.unwrap();
+    assert_eq!((count, count.remaining()), (ReplayCount { matched: 4, skipped }, 2), "what was made again does not match any more");
+    let done = finish(&world, before.id).await;
+    assert_eq!((done.matched, done.created, done.remaining()), (5, 2, 0));
+    assert_eq!(done.skipped, Skipped { already_redelivered: 1, ..skipped });
+    world.configure(Change::DeleteEndpoint { endpoint: endpoint.id }).await.unwrap();
+    let filter = ReplayFilter { ids: vec![rows[3].id], ..ReplayFilter::default() };
+    let count = world.store.count_replay(filter).await.unwrap();
+    assert_eq!(count, ReplayCount { matched: 1, skipped: Skipped { unsubscribed: 1, ..Skipped::default() } });
+}
+
+async fn i17_what_an_endpoint_misses_is_made_once_by_overlapping_replays(world: World) {
+    let endpoint = Endpoint { status: Status::Disabled, ..world.new_endpoint("acme") };
+    world.add(&endpoint).await.unwrap();
+    for _ in 0..6 {
+        world.publish(world.event("acme", "order.paid")).await;
+    }
+    let enabled = Endpoint { status: Status::Active, ..endpoint.clone() };
+    world.configure(Change::ReplaceEndpoint { endpoint: Box::new(enabled), expected_version: None, secrets: None }).await.unwrap();
+    let filter = ReplayFilter { endpoint: Some(endpoint.id), missing: true, ..ReplayFilter::default() };
+    let (first, second) = (start(&world, filter.clone()).await, start(&world, filter.clone()).await);
+    assert_eq!((first.matched, second.matched), (6, 6));
+    world.store.step_replay(first.id, 4, 1000).await.unwrap().unwrap();
+    let (second, first) = (finish(&world, second.id).await, finish(&world, first.id).await);
+    for (row, created) in [(&first, 4), (&second, 2)] {
+        assert_eq!((row.matched, row.created, row.remaining()), (6, created, 0));
+        assert_eq!(row.skipped, Skipped { already_redelivered: 6 - created, ..Skipped::default() });
+    }
+    assert_eq!(unfinished(&world, &endpoint).await.len(), 6);
+}
+
+async fn i17_what_ends_or_vanishes_after_the_request_is_accounted_for(world: World) {
+    let endpoint = world.endpoint("acme").await;
+    let mut rows = Vec::new();
+    for n in 0..4 {
+        let delivery = world.delivery("acme").await;
+        if n < 3 {
+            world.deliver(&delivery).await;
+        }
+        rows.push(delivery);
+    }
+    let row = start(&world, ReplayFilter { endpoint: Some(endpoint.id), ..ReplayFilter::default() }).await;
+    assert_eq!(row.matched, 3);
+    let ends = later(world.store.now(), 1);
+    assert_eq!(world.try_once(&rows[3], 1, 200, State::Delivered { at: ends }).await, RecordedAs::Done);
+    world.tamper(&format!("DELETE FROM deliveries WHERE seq = {}", rows[1].seq));
+    let done = finish(&world, row.id).await;
+    assert_eq!((done.matched, done.created, done.skipped), (3, 2, Skipped { erased: 1, ..Skipped::default() }));
 }

@@ -1,6 +1,7 @@
 //! Who owns what.
 
 use posthaste_core::delivery::State;
+use posthaste_core::time::Timestamp;
 use posthaste_store::*;
 
 use crate::world::{World, later};
@@ -8,6 +9,8 @@ use crate::world::{World, later};
 crate::conform! {
     a_new_owner_raises_the_epoch
     what_a_leaver_has_in_flight_it_may_still_record_and_nothing_else
+    what_was_recorded_before_it_is_handed_over_is_not_left_alone
+    a_new_owner_can_ask_which_deliveries_are_still_in_flight_elsewhere
     a_node_that_never_joined_is_refused
     a_claim_knows_every_number_that_was_given_and_none_that_was_not
 }
@@ -26,7 +29,7 @@ async fn what_a_leaver_has_in_flight_it_may_still_record_and_nothing_else(world:
     let (promised, other, late) = (world.delivery("acme").await, world.delivery("acme").await, world.delivery("acme").await);
     let now = world.store.now();
     let old = world.epoch;
-    let in_flight = vec![HandedOver { seq: promised.seq, until: later(now, 60) }, HandedOver { seq: late.seq, until: now }];
+    let in_flight = vec![in_flight(&promised, 1, later(now, 60)), in_flight(&late, 1, now)];
     world.store.hand_over(world.node, (0..PARTITIONS).collect(), in_flight).await.unwrap();
     let options = world.options.clone();
     let world = world.reopened(options).await;
@@ -42,6 +45,51 @@ async fn what_a_leaver_has_in_flight_it_may_still_record_and_nothing_else(world:
     assert_eq!(answers, [RecordedAs::NotOwner, RecordedAs::Done, RecordedAs::NotOwner]);
     assert_eq!(world.row(&promised).await.state, state);
     assert!(matches!(world.row(&other).await.state, State::Waiting { .. }));
+}
+
+fn in_flight(row: &DeliveryRow, attempt: u32, until: Timestamp) -> HandedOver {
+    HandedOver { seq: row.seq, attempt, until }
+}
+
+/// A leaver's record and its hand-over race. If the record is first, there is nothing to wait for.
+async fn what_was_recorded_before_it_is_handed_over_is_not_left_alone(world: World) {
+    world.endpoint("acme").await;
+    let (tried, delivered, unsent) = (world.delivery("acme").await, world.delivery("acme").await, world.delivery("acme").await);
+    let now = world.store.now();
+    assert_eq!(world.try_once(&tried, 1, 500, State::Waiting { due: later(now, 1) }).await, RecordedAs::Done);
+    assert_eq!(world.try_once(&delivered, 1, 200, State::Delivered { at: now }).await, RecordedAs::Done);
+    let until = later(now, 60);
+    let handed_over = vec![in_flight(&tried, 1, until), in_flight(&delivered, 1, until), in_flight(&unsent, 1, until)];
+    world.store.hand_over(world.node, (0..PARTITIONS).collect(), handed_over).await.unwrap();
+    let options = world.options.clone();
+    let world = world.reopened(options).await;
+    let claimed = world.store.claim(world.node, usize::from(PARTITIONS)).await.unwrap().unwrap();
+    assert_eq!(claimed.leave_alone.iter().map(|one| one.seq).collect::<Vec<_>>(), [unsent.seq]);
+}
+
+async fn a_new_owner_can_ask_which_deliveries_are_still_in_flight_elsewhere(world: World) {
+    world.endpoint("acme").await;
+    let (first, second, late) = (world.delivery("acme").await, world.delivery("acme").await, world.delivery("acme").await);
+    let never = world.delivery("acme").await;
+    let (now, old) = (world.store.now(), world.epoch);
+    let until = later(now, 60);
+    let handed_over = vec![in_flight(&first, 1, until), in_flight(&second, 1, until), in_flight(&late, 1, now)];
+    world.store.hand_over(world.node, (0..PARTITIONS).collect(), handed_over).await.unwrap();
+    let options = world.options.clone();
+    let world = world.reopened(options).await;
+    let asked = vec![first.seq, second.seq, late.seq, never.seq];
+    let left = async || {
+        let mut left = world.store.handed_over_left(asked.clone()).await.unwrap();
+        left.sort_unstable();
+        left
+    };
+    assert_eq!(left().await, [first.seq, second.seq]);
+    let state = State::Waiting { due: later(now, 1) };
+    let recorded = Recorded::Attempt { seq: first.seq, attempt: world.attempt(1, 500), state };
+    let record = Record { epoch: old, ..world.record(&first, recorded) };
+    assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordedAs::Done]);
+    assert_eq!(left().await, [second.seq]);
+    assert!(world.store.handed_over_left(vec![]).await.unwrap().is_empty());
 }
 
 async fn a_node_that_never_joined_is_refused(world: World) {

@@ -128,14 +128,18 @@ async fn what_is_shown_of_lanes_is_the_youngest(world: World) {
         timeout: Adaptive::default(),
         tenant_bucket: None,
         retries_from: None,
+        is_short_of_tokens: false,
         has_slot: true,
         in_flight: vec![],
+        blocked: None,
     };
     let full = LaneShown {
         memory: LaneMemory { breaker: Breaker::Closed { failures: 3 }, held_until: Some(later(now, 9)), ..LaneMemory::new() },
         tenant_bucket: Some(Bucket::from_nanos(77)),
         retries_from: Some(later(now, 5)),
+        is_short_of_tokens: false,
         has_slot: false,
+        blocked: Some("stored endpoint is not readable".to_owned()),
         in_flight: vec![DeliveryId::from_unique(world.store.unique()), DeliveryId::from_unique(world.store.unique())],
         ..plain(one, later(now, 2))
     };

@@ -60,7 +60,7 @@ async fn an_endpoint_is_kept_with_all_that_was_said_about_it(world: World) {
 
 async fn an_owner_takes_endpoints_up_with_all_it_needs_and_hears_of_changes(world: World) {
     let (first, second) = (world.endpoint("acme").await, world.endpoint("globex").await);
-    let lane = LaneState { memory: LaneMemory::new(), timeout: Adaptive::default() };
+    let lane = LaneState { memory: LaneMemory::new(), timeout: Adaptive::default(), version: 1 };
     let record = Record {
         partition: partition_of(&first.tenant),
         epoch: world.epoch,

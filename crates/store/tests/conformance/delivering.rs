@@ -23,7 +23,9 @@ crate::conform! {
     only_the_head_of_a_key_is_read
     endpoints_with_work_are_found
     a_sweep_names_who_was_given_something
+    a_sweep_looks_at_so_many_rows_and_says_where_to_go_on
     a_lane_is_remembered_with_its_record
+    a_record_that_is_retried_late_does_not_overwrite_a_newer_lane_state
     a_410_disables_with_the_attempt_that_said_so
     many_records_of_one_call_are_each_judged_for_themselves
     i39_a_damaged_payload_is_never_given_out
@@ -195,12 +197,41 @@ async fn endpoints_with_work_are_found(world: World) {
 async fn a_sweep_names_who_was_given_something(world: World) {
     let (first, second) = (world.endpoint("acme").await, world.endpoint("globex").await);
     let row = world.delivery("acme").await;
-    let before = world.store.sweep(0).await.unwrap();
-    assert_eq!((before.endpoints, before.highest), (vec![first.id], row.seq));
+    let before = world.store.sweep(0, 10).await.unwrap();
+    assert_eq!((before.endpoints, before.highest, before.next), (vec![first.id], row.seq, None));
     world.delivery("globex").await;
-    let since = world.store.sweep(row.seq).await.unwrap();
+    let since = world.store.sweep(row.seq, 10).await.unwrap();
     assert_eq!(since.endpoints, [second.id]);
-    assert_eq!(world.store.sweep(since.highest).await.unwrap().endpoints, []);
+    assert_eq!(world.store.sweep(since.highest, 10).await.unwrap().endpoints, []);
+}
+
+async fn a_sweep_looks_at_so_many_rows_and_says_where_to_go_on(world: World) {
+    let (first, second) = (world.endpoint("acme").await, world.endpoint("globex").await);
+    let mut rows = Vec::new();
+    for _ in 0..5 {
+        rows.push(world.delivery("acme").await);
+    }
+    rows.push(world.delivery("globex").await);
+    // What has ended is looked at, and not named.
+    for row in &rows[..2] {
+        world.deliver(row).await;
+    }
+    let (mut after, mut pages, mut found) = (0, 0, Vec::new());
+    loop {
+        let page = world.store.sweep(after, 2).await.unwrap();
+        assert_eq!(page.highest, rows[5].seq);
+        pages += 1;
+        let mut endpoints = page.endpoints;
+        endpoints.sort_unstable();
+        found.push(endpoints);
+        let Some(next) = page.next else { break };
+        assert!(next > after, "it goes on");
+        after = next;
+    }
+    let mut both = vec![first.id, second.id];
+    both.sort_unstable();
+    assert_eq!(found, [vec![], vec![first.id], both, vec![]]);
+    assert_eq!((pages, after), (4, rows[5].seq));
 }
 
 async fn a_lane_is_remembered_with_its_record(world: World) {
@@ -210,18 +241,47 @@ async fn a_lane_is_remembered_with_its_record(world: World) {
     let now = world.store.now();
     let breaker = Breaker::Open { since: now, probe_at: later(now, 60), failures: 5 };
     let memory = LaneMemory { breaker, held_until: Some(later(now, 9)), slow_start: Some(3), ..LaneMemory::new() };
-    let lane = Some(LaneState { memory, timeout: Adaptive::default() });
+    let lane = Some(LaneState { memory, timeout: Adaptive::default(), version: 1 });
     let recorded = Recorded::Attempt { seq: delivery.seq, attempt: world.attempt(1, 500), state: State::Waiting { due: now } };
     let record = Record { lane: lane.clone(), ..world.record(&delivery, recorded) };
     assert_eq!(world.store.record(vec![record.clone()]).await.unwrap(), [RecordedAs::Done]);
     assert_eq!(world.store.lane(endpoint.id).await.unwrap(), lane);
-    let stale = Record { lane: Some(LaneState { memory: LaneMemory::new(), timeout: Adaptive::default() }), ..record };
+    let stale = LaneState { memory: LaneMemory::new(), timeout: Adaptive::default(), version: 2 };
+    let stale = Record { lane: Some(stale), ..record };
     assert_eq!(world.store.record(vec![stale]).await.unwrap(), [RecordedAs::MovedOn]);
     assert_eq!(world.store.lane(endpoint.id).await.unwrap(), lane, "what was refused has changed nothing");
-    let alone = LaneState { memory: LaneMemory::new(), timeout: Adaptive::default() };
+    let alone = LaneState { memory: LaneMemory::new(), timeout: Adaptive::default(), version: 3 };
     let record = Record { lane: Some(alone.clone()), ..world.record(&delivery, Recorded::Nothing) };
     assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordedAs::Done]);
     assert_eq!(world.store.lane(endpoint.id).await.unwrap(), Some(alone));
+}
+
+async fn a_record_that_is_retried_late_does_not_overwrite_a_newer_lane_state(world: World) {
+    let endpoint = world.endpoint("acme").await;
+    let (first, second) = (world.delivery("acme").await, world.delivery("acme").await);
+    let now = world.store.now();
+    let lane = |failures: u32, version: u64| {
+        let memory = LaneMemory { breaker: Breaker::Closed { failures }, ..LaneMemory::new() };
+        LaneState { memory, timeout: Adaptive::default(), version }
+    };
+    let tried = |delivery: &DeliveryRow, lane: LaneState| {
+        let attempt = world.attempt(1, 500);
+        let recorded = Recorded::Attempt { seq: delivery.seq, attempt, state: State::Waiting { due: now } };
+        Record { lane: Some(lane), ..world.record(delivery, recorded) }
+    };
+    let only = |lane: LaneState| Record { lane: Some(lane), ..world.record(&first, Recorded::Nothing) };
+    // The second failure is written first, because the record of the first had to be retried.
+    assert_eq!(world.store.record(vec![tried(&second, lane(2, 8))]).await.unwrap(), [RecordedAs::Done]);
+    assert_eq!(world.store.record(vec![tried(&first, lane(1, 7))]).await.unwrap(), [RecordedAs::Done], "the attempt is kept");
+    assert_eq!(world.store.lane(endpoint.id).await.unwrap(), Some(lane(2, 8)));
+    // Also within one call, and the same once more.
+    let both = vec![only(lane(4, 10)), only(lane(3, 9)), only(lane(5, 10))];
+    assert_eq!(world.store.record(both).await.unwrap(), [RecordedAs::Done; 3]);
+    let stored = world.store.lane(endpoint.id).await.unwrap().unwrap();
+    assert_eq!(stored.version, 10);
+    assert_ne!(stored, lane(3, 9));
+    let taken_up = world.store.take_up(vec![endpoint.id]).await.unwrap();
+    assert_eq!(taken_up[0].lane.as_ref().map(|lane| lane.version), Some(10), "the next owner goes on from there");
 }
 
 async fn a_410_disables_with_the_attempt_that_said_so(world: World) {

@@ -19,6 +19,13 @@ crate::conform! {
     an_erased_payload_is_gone_and_its_history_stays
     a_deleted_tenant_goes_by_and_by
     a_raised_retention_is_kept_for_what_was_there_before
+    one_question_about_what_is_overdue_that_fails_does_not_hide_the_others
+    i52_every_tenant_has_its_turn_and_no_step_takes_more_than_it_may
+    i8_what_was_passed_over_goes_once_it_has_ended_wherever_it_is
+    an_event_goes_with_the_last_of_its_deliveries
+    what_is_left_of_a_deleted_tenant_is_removed
+    a_tenant_that_is_created_again_keeps_its_new_rows
+    what_nobody_refers_to_any_more_is_removed
 }
 
 /// Everything becomes older by so many days. Bodies in tables of their own day move with it.
@@ -29,7 +36,12 @@ fn days_pass(world: &World, days: i64) {
                 due_at_ms = due_at_ms - {millis}, ended_at_ms = ended_at_ms - {millis}, expires_at_ms = expires_at_ms - {millis};
          UPDATE audit SET at_ms = at_ms - {millis};
          UPDATE idempotency_keys SET expires_at_ms = expires_at_ms - {millis};
-         UPDATE events SET accepted_at_ms = accepted_at_ms - {millis};"
+         UPDATE events SET accepted_at_ms = accepted_at_ms - {millis};
+         UPDATE retained SET look_again_at_ms = look_again_at_ms - {millis};
+         UPDATE endpoints SET deleted_at_ms = deleted_at_ms - {millis};
+         UPDATE tenants SET deleted_at_ms = deleted_at_ms - {millis};
+         UPDATE keys SET revoked_at_ms = revoked_at_ms - {millis}, expires_at_ms = expires_at_ms - {millis};
+         UPDATE replays SET ended_at_ms = ended_at_ms - {millis};"
     );
     if world.is_postgres() {
         // A slot is four times the day, and the class.
@@ -50,7 +62,7 @@ fn days_pass(world: &World, days: i64) {
 
 async fn sweep_all(world: &World) -> SweptAway {
     let mut total = SweptAway::default();
-    for _ in 0..50 {
+    for _ in 0..1_000 {
         let swept = world.store.sweep_away(Housekeeping { rows_max: 2, ..Housekeeping::default() }).await.unwrap();
         if swept.is_nothing() {
             return total;
@@ -59,6 +71,12 @@ async fn sweep_all(world: &World) -> SweptAway {
         total.events += swept.events;
         total.idempotency_keys += swept.idempotency_keys;
         total.audit += swept.audit;
+        total.replays += swept.replays;
+        total.endpoints += swept.endpoints;
+        total.tenants += swept.tenants;
+        total.keys += swept.keys;
+        total.lanes += swept.lanes;
+        total.commands += swept.commands;
     }
     panic!("it never ends: {total:?}");
 }
@@ -233,7 +251,248 @@ async fn a_raised_retention_is_kept_for_what_was_there_before(world: World) {
     }
 }
 
+/// How many deliveries a tenant has, up to a thousand.
+async fn count(world: &World, of: &str) -> usize {
+    let query = DeliveryQuery { tenant: Some(tenant(of)), limit: 1_000, ..DeliveryQuery::default() };
+    world.store.deliveries(query).await.unwrap().rows.len()
+}
+
+async fn publish_many(world: &World, of: &str, number: usize) {
+    let events = (0..number).map(|_| new_event(world.event(of, "order.paid"))).collect();
+    let published = world.publish_all(events).await;
+    assert!(published.iter().all(|answer| *answer == Published::Made { deliveries: 1 }));
+}
+
+/// Ends everything that waits, without an attempt.
+fn deliver_all(world: &World) {
+    world.tamper(
+        "UPDATE deliveries SET status = 'delivered', ended_at_ms = created_at_ms, due_at_ms = NULL WHERE status = 'waiting'",
+    );
+}
+
+async fn i52_every_tenant_has_its_turn_and_no_step_takes_more_than_it_may(world: World) {
+    const EVENTS: usize = 500;
+    let names: Vec<String> = (0..40).map(|number| format!("t{number:02}")).collect();
+    for (number, name) in names.iter().enumerate() {
+        // The first of each pair keeps things longer: its neighbour has its turn all the same.
+        keep_for(&world, name, if number.is_multiple_of(2) { 90 } else { 7 }).await;
+        world.endpoint(name).await;
+        publish_many(&world, name, EVENTS).await;
+    }
+    deliver_all(&world);
+    days_pass(&world, 10);
+    let short: Vec<&String> = names.iter().skip(1).step_by(2).collect();
+    let rows_max = 400;
+    let step = async || {
+        let swept = world.store.sweep_away(Housekeeping { rows_max, ..Housekeeping::default() }).await.unwrap();
+        assert!(swept.deliveries <= rows_max as u64, "{swept:?}");
+        swept
+    };
+    let mut gone = 0;
+    while gone < 20 * 60 {
+        let swept = step().await;
+        assert!(!swept.is_nothing(), "{gone} are gone");
+        assert!(swept.behind > std::time::Duration::from_hours(2 * 24), "it knows how late it is: {swept:?}");
+        gone += swept.deliveries;
+    }
+    for name in &short {
+        let left = count(&world, name).await;
+        assert!(left < EVENTS && left > 0, "{name} has {left}: each has had some turns, and none has had them all");
+    }
+    while !step().await.is_nothing() {}
+    for name in &names {
+        let expected = if short.contains(&name) { 0 } else { EVENTS };
+        assert_eq!(count(&world, name).await, expected, "{name}");
+    }
+}
+
+async fn i8_what_was_passed_over_goes_once_it_has_ended_wherever_it_is(world: World) {
+    world.endpoint("acme").await;
+    keep_for(&world, "acme", 7).await;
+    publish_many(&world, "acme", 300).await;
+    let rows = world.store.deliveries(DeliveryQuery { limit: 300, ..DeliveryQuery::default() }).await.unwrap().rows;
+    days_pass(&world, 10);
+    assert_eq!(sweep_all(&world).await.deliveries, 0, "all of them wait");
+    // Neither the first nor the last of what was passed over.
+    world.deliver(&rows[60]).await;
+    days_pass(&world, 3);
+    assert_eq!(sweep_all(&world).await.deliveries, 0, "it has not been kept for long enough");
+    days_pass(&world, 5);
+    assert_eq!(sweep_all(&world).await.deliveries, 1);
+    assert_eq!(world.store.delivery(rows[60].id).await.unwrap(), None);
+    assert_eq!(count(&world, "acme").await, 299, "I8: what waits is never deleted");
+    assert_eq!(world.store.overdue(500).await.unwrap().len(), 299, "and its owner is told to end it");
+}
+
+async fn an_event_goes_with_the_last_of_its_deliveries(world: World) {
+    world.endpoint("acme").await;
+    world.endpoint("acme").await;
+    // Not a retention that PostgreSQL has a class for: its events do not go with their day.
+    keep_for(&world, "acme", 5).await;
+    let event = Event { idempotency_key: idempotency_key("k"), ..world.event("acme", "order.paid") };
+    let (id, again) = (event.id.clone(), event.clone());
+    let event = NewEvent { is_id_chosen: true, ..new_event(event) };
+    assert_eq!(world.publish_all(vec![event]).await, [Published::Made { deliveries: 2 }]);
+    let rows = world.deliveries_of(&id).await;
+    world.deliver(&rows[0]).await;
+    days_pass(&world, 6);
+    assert_eq!(sweep_all(&world).await.deliveries, 1);
+    assert_eq!(world.deliveries_of(&id).await.len(), 1);
+    assert!(world.store.bodies(vec![rows[1].seq]).await.unwrap()[0].event.is_ok(), "the other one still has its body");
+    world.deliver(&rows[1]).await;
+    days_pass(&world, 6);
+    let swept = sweep_all(&world).await;
+    assert_eq!((swept.deliveries, swept.events), (1, 1));
+    assert_eq!(world.store.event(Some(tenant("acme")), id.clone()).await.unwrap(), None);
+    // Neither its key nor the id that was chosen for it is remembered.
+    let again = NewEvent { is_id_chosen: true, ..new_event(again) };
+    assert_eq!(world.publish_all(vec![again]).await, [Published::Made { deliveries: 2 }]);
+}
+
+async fn what_is_left_of_a_deleted_tenant_is_removed(world: World) {
+    for of in ["acme", "globex"] {
+        world.endpoint(of).await;
+        let keyed = Event { idempotency_key: idempotency_key("k"), ..world.event(of, "order.paid") };
+        let row = world.delivery_of(keyed).await;
+        world.deliver(&row).await;
+    }
+    let nobodys = world.event("acme", "order.paid");
+    world.tamper("INSERT INTO lanes (endpoint, document) SELECT id, '{}' FROM endpoints");
+    world.configure(Change::DeleteTenant { tenant: tenant("acme") }).await.unwrap();
+    let before = world.store.tenant_versions(vec![tenant("globex")]).await.unwrap()[0];
+    let swept = sweep_all(&world).await;
+    assert_eq!((swept.deliveries, swept.endpoints, swept.tenants), (1, 0, 0), "deleted ones are shown for a day");
+    days_pass(&world, 2);
+    let swept = sweep_all(&world).await;
+    assert_eq!((swept.endpoints, swept.tenants), (1, 1), "{swept:?}");
+    assert_eq!(world.store.tenant_versions(vec![tenant("globex")]).await.unwrap(), [before], "others stay as they are");
+    assert_eq!(world.store.endpoints(EndpointQuery { limit: 10, ..EndpointQuery::default() }).await.unwrap().len(), 1);
+    // Created again, it has a version that it never had: what somebody has cached of it is not the present.
+    world.endpoint("acme").await;
+    assert!(world.store.tenant_versions(vec![tenant("acme")]).await.unwrap()[0] > 2);
+    assert_eq!(world.publish(nobodys).await, Published::Made { deliveries: 1 });
+}
+
+async fn a_tenant_that_is_created_again_keeps_its_new_rows(world: World) {
+    world.endpoint("acme").await;
+    let keyed = Event { idempotency_key: idempotency_key("k"), ..world.event("acme", "order.paid") };
+    let old = world.delivery_of(keyed).await;
+    world.deliver(&old).await;
+    world.configure(Change::DeleteTenant { tenant: tenant("acme") }).await.unwrap();
+    world.endpoint("acme").await;
+    let new = world.delivery("acme").await;
+    world.deliver(&new).await;
+    assert_eq!(sweep_all(&world).await.deliveries, 1);
+    assert_eq!(world.store.delivery(old.id).await.unwrap(), None, "what the deleted one left goes");
+    assert!(world.store.delivery(new.id).await.unwrap().is_some(), "what the new one has stays");
+    assert!(world.store.event(Some(tenant("acme")), new.event.clone()).await.unwrap().is_some());
+    days_pass(&world, 2);
+    assert_eq!(sweep_all(&world).await.tenants, 0, "it is not deleted");
+    assert!(world.store.tenant(tenant("acme")).await.unwrap().is_some());
+    let keyed = Event { idempotency_key: idempotency_key("k"), ..world.event("acme", "order.paid") };
+    assert_eq!(world.publish(keyed).await, Published::Made { deliveries: 1 }, "its key is free");
+}
+
+async fn what_nobody_refers_to_any_more_is_removed(world: World) {
+    let endpoint = world.endpoint("acme").await;
+    let kept = world.endpoint("acme").await;
+    let rows: Vec<DeliveryRow> = {
+        let event = world.event("acme", "order.paid");
+        let id = event.id.clone();
+        assert_eq!(world.publish(event).await, Published::Made { deliveries: 2 });
+        world.deliveries_of(&id).await
+    };
+    for row in &rows {
+        world.deliver(row).await;
+    }
+    let key = |name: &str, expires_at| Key {
+        id: posthaste_core::id::KeyId::from_unique(world.store.unique()),
+        hash: KeyHash(rand::random()),
+        name: name.to_owned(),
+        tenant: None,
+        scopes: vec![KeyScope::ALL[0]],
+        created_at: world.store.now(),
+        expires_at,
+        revoked_at: None,
+        last_used_at: None,
+    };
+    let (revoked, expiring, used) = (key("revoked", None), key("expiring", Some(later(world.store.now(), 60))), key("used", None));
+    for key in [&revoked, &expiring, &used] {
+        world.configure(Change::CreateKey(Box::new(key.clone()))).await.unwrap();
+    }
+    world.configure(Change::RevokeKey { key: revoked.id, tenant: None }).await.unwrap();
+    let new = NewReplay {
+        id: posthaste_core::id::ReplayId::from_unique(world.store.unique()),
+        filter: ReplayFilter { tenant: Some(tenant("acme")), ..ReplayFilter::default() },
+        reason: "test".to_owned(),
+        requested_by: "key_1".to_owned(),
+        rate_per_minute: 1,
+        idempotency_key: None,
+    };
+    let replay = world.store.create_replay(new, world.audit("replay")).await.unwrap();
+    world.store.cancel_replay(replay.id, world.audit("cancel")).await.unwrap();
+    world.configure(Change::DeleteEndpoint { endpoint: endpoint.id }).await.unwrap();
+    world.tamper("INSERT INTO lanes (endpoint, document) SELECT id, '{}' FROM endpoints");
+    if world.is_postgres() {
+        world.tamper(
+            "INSERT INTO lanes_shown (endpoint, at_ms, document) SELECT id, 1, '{}' FROM endpoints;
+             INSERT INTO lanes_shown (endpoint, at_ms, document) VALUES (decode(repeat('ff', 16), 'hex'), 1, '{}');
+             INSERT INTO lanes (endpoint, document) VALUES (decode(repeat('ff', 16), 'hex'), '{}');
+             INSERT INTO commands (id, partition, document, created_at) VALUES (decode(repeat('ff', 16), 'hex'), 1, '{}', now() - interval '1 hour')",
+        );
+    } else {
+        world.tamper("INSERT INTO lanes (endpoint, document) VALUES (x'ffffffffffffffffffffffffffffffff', '{}')");
+    }
+    days_pass(&world, 10);
+    let swept = sweep_all(&world).await;
+    assert_eq!((swept.endpoints, swept.keys, swept.replays), (0, 0, 0), "its history is kept, and so are keys and replays");
+    let (lanes, commands) = if world.is_postgres() { (2, 1) } else { (1, 0) };
+    assert_eq!(
+        (swept.lanes, swept.commands),
+        (lanes, commands),
+        "of an endpoint that never was, and asked by somebody who is gone"
+    );
+    assert!(world.store.endpoint(endpoint.id).await.unwrap().is_some());
+    days_pass(&world, 25);
+    let swept = sweep_all(&world).await;
+    assert_eq!((swept.deliveries, swept.endpoints, swept.keys, swept.replays), (2, 1, 2, 1), "{swept:?}");
+    assert_eq!(world.store.endpoint(endpoint.id).await.unwrap(), None, "with its secrets");
+    assert!(world.store.endpoint(kept.id).await.unwrap().is_some());
+    assert_eq!(world.store.replay(replay.id).await.unwrap(), None);
+    let keys = world.store.keys(None, 10).await.unwrap();
+    assert_eq!(keys.iter().map(|key| key.name.as_str()).collect::<Vec<_>>(), ["used"]);
+    let audit = world.store.audit(None, None, 100).await.unwrap();
+    assert!(audit.iter().any(|row| row.audit.action == "replay"), "the audit log is kept for longer");
+}
+
 fn chosen(event: Event, id: &str) -> NewEvent {
     let event = Event { id: EventId::parse(id).unwrap(), ..event };
     NewEvent { is_id_chosen: true, ..new_event(event) }
+}
+
+/// A query that fails stands for one that takes too long, too: both end with an error.
+async fn one_question_about_what_is_overdue_that_fails_does_not_hide_the_others(world: World) {
+    world.endpoint("acme").await;
+    let gone = world.endpoint("acme").await;
+    let now = world.store.now();
+    let timing = Timing::new(now, None, Some(later(now, 60))).unwrap();
+    assert_eq!(world.publish(Event { timing, ..world.event("acme", "order.paid") }).await, Published::Made { deliveries: 2 });
+    world.configure(Change::DeleteEndpoint { endpoint: gone.id }).await.unwrap();
+    world.tamper("UPDATE deliveries SET expires_at_ms = 1");
+    let whys = async || {
+        let overdue = world.store.overdue(100).await.unwrap();
+        overdue.into_iter().map(|overdue| format!("{:?}", overdue.why)).collect::<std::collections::BTreeSet<_>>()
+    };
+    let all = whys().await;
+    assert_eq!(all.len(), 2, "{all:?}");
+    world.tamper("ALTER TABLE tenants RENAME COLUMN swept_to TO elsewhere");
+    assert_eq!(whys().await, all, "without what has waited for longer than its tenant keeps things");
+    world.tamper(
+        "ALTER TABLE tenants RENAME COLUMN elsewhere TO swept_to; ALTER TABLE endpoints RENAME COLUMN deleted_at_ms TO elsewhere",
+    );
+    assert_eq!(whys().await.len(), 1, "without what waits at deleted endpoints");
+    world.tamper(
+        "ALTER TABLE deliveries RENAME COLUMN expires_at_ms TO elsewhere; ALTER TABLE tenants RENAME COLUMN swept_to TO elsewhere",
+    );
+    assert!(matches!(world.store.overdue(100).await, Err(Error::Unavailable(_))), "nothing could be asked");
 }

@@ -6,13 +6,16 @@
 
 mod again;
 mod backlog;
+mod clock;
 mod cluster;
 mod commands;
 mod configuration;
 mod delivering;
 mod history;
 mod housekeeping;
+mod numbers;
 mod publishing;
+mod slow_queries;
 mod statistics;
 mod world;
 

@@ -1,6 +1,6 @@
 //! A store to be tried, and short ways of saying what is done with it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,9 +56,14 @@ impl World {
     }
 
     /// Closes it, and opens it with these options as another process would.
-    pub(crate) async fn reopened(mut self, options: Options) -> World {
+    pub(crate) async fn reopened(self, options: Options) -> World {
         self.store.hand_over(self.node, (0..PARTITIONS).collect(), vec![]).await.unwrap();
         self.store.close().await.unwrap();
+        self.opened_again(options).await
+    }
+
+    /// The same for one that is closed.
+    pub(crate) async fn opened_again(mut self, options: Options) -> World {
         let kept = std::mem::replace(&mut self.kept, Kept::Directory(PathBuf::new()));
         drop(self);
         World::open(kept, options).await
@@ -212,6 +217,32 @@ impl World {
                 connection.execute_batch(sql).unwrap();
             }
             Kept::Server(server) => drop(server.psql(sql)),
+        }
+    }
+
+    /// Of one on SQLite.
+    pub(crate) fn directory(&self) -> &Path {
+        let Kept::Directory(directory) = &self.kept else { panic!("it is on a server") };
+        directory
+    }
+
+    /// How many rows a table has.
+    pub(crate) fn count(&self, table: &str) -> u64 {
+        let select = format!("SELECT count(*) FROM {table}");
+        match &self.kept {
+            Kept::Directory(directory) => {
+                let connection = rusqlite::Connection::open(directory.join("posthaste.db")).unwrap();
+                connection.busy_timeout(Duration::from_secs(5)).unwrap();
+                connection.query_row(&select, [], |row| row.get::<_, i64>(0)).unwrap().try_into().unwrap()
+            }
+            Kept::Server(server) => server.psql(&select).trim().parse().unwrap(),
+        }
+    }
+
+    pub(crate) fn server(&self) -> &Server {
+        match &self.kept {
+            Kept::Server(server) => server,
+            Kept::Directory(_) => panic!("there is no server"),
         }
     }
 

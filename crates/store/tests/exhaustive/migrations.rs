@@ -21,6 +21,11 @@ fn steps() -> Vec<String> {
     names
 }
 
+/// The number that a step's name begins with.
+fn version_of(step: &str) -> u32 {
+    step[..4].parse().unwrap()
+}
+
 fn audit() -> Audit {
     let text = |text: &str| text.to_owned();
     Audit { actor: text("a"), address: None, action: text("x"), subject: text("s"), tenant: None, before: None, after: None }
@@ -68,7 +73,8 @@ async fn i42_on_postgres_a_migration_goes_on_wherever_it_was_cut_off() {
             assert!(Postgres::connect(&proxy.url_of(&database), options()).await.is_err(), "{step} {cut:?}");
             assert_eq!(proxy.cuts(), 1, "{step}");
             let version = server.psql_at(&url, "SELECT coalesce(max(version), 0) FROM schema").unwrap();
-            assert_eq!(version, place.to_string(), "the steps before it are there, and it is not");
+            let before = place.checked_sub(1).map_or(0, |before| version_of(&steps[before]));
+            assert_eq!(version, before.to_string(), "the steps before it are there, and it is not");
             if place % 5 == 0 || place + 1 == steps.len() {
                 let store = Postgres::connect(&url, options()).await.unwrap();
                 works(&store).await;
@@ -79,11 +85,11 @@ async fn i42_on_postgres_a_migration_goes_on_wherever_it_was_cut_off() {
     // At each of its commits: every start goes one step further.
     let url = server.create_database("commits");
     let proxy = Proxy::start(server.port());
-    for place in 1..=steps.len() {
+    for step in &steps {
         proxy.cut_next_commit(Cut::AfterAnswer);
         assert!(Postgres::connect(&proxy.url_of("commits"), options()).await.is_err());
         let version = server.psql_at(&url, "SELECT version FROM schema").unwrap();
-        assert_eq!(version, place.to_string(), "what was committed is not done again");
+        assert_eq!(version, version_of(step).to_string(), "what was committed is not done again");
     }
     works(&Postgres::connect(&proxy.url_of("commits"), options()).await.unwrap()).await;
 }
@@ -143,9 +149,15 @@ async fn i42_on_sqlite_a_first_start_goes_on_wherever_it_was_killed() {
 }
 
 /// Takes away what the last steps have added, as if a version before them had written it.
-const DOWNGRADE: &str = "DROP TABLE minutes; DROP TABLE minutes_of_tenants; ALTER TABLE events DROP COLUMN trace_context;
+const DOWNGRADE: &str = "DROP TABLE retained; ALTER TABLE tenants DROP COLUMN deleted_to; DELETE FROM counters WHERE name = 'removed_tenant_version';
+     DROP INDEX tenants_deleted; DROP INDEX endpoints_deleted; DROP INDEX keys_ended; DROP INDEX replays_ended; DROP INDEX handed_over_by_deadline;
+     ALTER TABLE lanes DROP COLUMN version; DROP TABLE uncounted_attempts; ALTER TABLE tenants DROP COLUMN first_event;
+     DROP TABLE replay_progress; ALTER TABLE replays DROP COLUMN steps; ALTER TABLE replays DROP COLUMN last_delivery;
+     ALTER TABLE replays DROP COLUMN skipped_erased; ALTER TABLE replays DROP COLUMN skipped_already_redelivered;
+     ALTER TABLE replays DROP COLUMN skipped_unsubscribed; DROP TABLE minutes; DROP TABLE minutes_of_tenants; ALTER TABLE events DROP COLUMN trace_context;
      DELETE FROM schema; INSERT INTO schema VALUES (13, 13);";
-const DOWNGRADE_SQLITE: &str = "DROP INDEX deliveries_made_later; CREATE UNIQUE INDEX deliveries_by_id ON deliveries (id);
+const DOWNGRADE_SQLITE: &str = "DELETE FROM counters WHERE name IN ('event_number', 'delivery_number', 'audit_number');
+     DROP INDEX events_by_id; CREATE UNIQUE INDEX events_by_id ON events (id, tenant); DROP INDEX deliveries_made_later; CREATE UNIQUE INDEX deliveries_by_id ON deliveries (id);
      CREATE UNIQUE INDEX deliveries_by_event ON deliveries (event_seq, endpoint, (CASE WHEN replay_of IS NULL THEN 0 ELSE seq END));
      DROP INDEX deliveries_queued; DROP INDEX deliveries_dead; DROP INDEX deliveries_dead_by_tenant;
      CREATE INDEX deliveries_dead ON deliveries (ended_at_ms, seq) WHERE status = 'dead' AND replayed_as IS NULL;
@@ -154,7 +166,10 @@ const DOWNGRADE_SQLITE: &str = "DROP INDEX deliveries_made_later; CREATE UNIQUE 
      CREATE INDEX deliveries_later ON deliveries (endpoint, class, due_at_ms) WHERE is_later = 1 AND ordering_key IS NULL AND status = 'waiting';
      CREATE INDEX deliveries_keyed ON deliveries (endpoint, ordering_key, seq) WHERE ordering_key IS NOT NULL AND status = 'waiting';
      ALTER TABLE events DROP COLUMN first_delivery; ALTER TABLE events DROP COLUMN deliveries;";
-const DOWNGRADE_POSTGRES: &str = "DROP TABLE commands; DROP TABLE lanes_shown; DROP INDEX idempotency_keys_by_id;
+const DOWNGRADE_POSTGRES: &str =
+    "ALTER TABLE tenants DROP COLUMN events_swept_to; ALTER TABLE tenants DROP COLUMN events_deleted_to;
+     CREATE INDEX idempotency_keys_by_expiry ON idempotency_keys (expires_at_ms); DROP INDEX idempotency_keys_by_kind_and_expiry;
+     DROP TABLE commands; DROP TABLE lanes_shown; DROP INDEX idempotency_keys_by_id;
      ALTER TABLE events_kept DROP COLUMN trace_context;";
 
 fn by_hand(data: &Path, sql: &str) {
@@ -212,7 +227,7 @@ async fn i42_what_an_older_version_has_written_is_brought_up_to_date_and_a_newer
     assert_eq!(found.deliveries.iter().sum::<u64>(), 1, "and their deliveries are still theirs");
     let theirs = store.deliveries(DeliveryQuery { event: Some(event), limit: 10, ..DeliveryQuery::default() }).await.unwrap().rows;
     assert_eq!(store.delivery(theirs[0].id).await.unwrap().unwrap().seq, theirs[0].seq);
-    store.count(vec![]).await.unwrap();
+    store.count().await.unwrap();
     works(&store).await;
     store.close().await.unwrap();
     drop(store);

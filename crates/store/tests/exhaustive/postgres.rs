@@ -195,7 +195,7 @@ async fn f20_f21_what_hangs_is_given_up_and_a_restart_is_survived() {
         tokio::join!(store.nodes(), store.publish(vec![new(event(&store, "acme"))]), store.join(NodeId(7)));
     println!("{read:?} {published:?} {node:?} {:?}", began.elapsed());
     assert!(read.is_err() && published.is_err() && node.is_err());
-    assert!(began.elapsed() < Duration::from_secs(30));
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     server.thaw();
     store.nodes().await.unwrap();
     store.publish(vec![new(event(&store, "acme"))]).await.unwrap();

@@ -1,0 +1,170 @@
+//! A store that fails when it is told to, and otherwise is the one behind it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use posthaste_core::catalogue::Entry;
+use posthaste_core::id::{DeliveryId, EndpointId, EventId, KeyId, ReplayId, TenantId, Unique};
+use posthaste_core::scheduler::Seq;
+use posthaste_core::time::Timestamp;
+use posthaste_store::{
+    Answer, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command, Commanded,
+    Commands, Configured, DeliveryQuery, DeliveryRow, EndpointQuery, Error, EventQuery, EventRow, Feed, HandedOver, Housekeeping,
+    Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record,
+    RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow, StatisticsQuery, StatisticsStep, Store, StoredEndpoint,
+    StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
+};
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fault {
+    Unavailable,
+    Panic,
+}
+
+#[derive(Debug)]
+pub(crate) struct FaultyStore {
+    behind: Arc<dyn Store>,
+    /// By the name of the call: how often it fails from now on, and how.
+    faults: Mutex<HashMap<&'static str, (usize, Fault)>>,
+    calls: Mutex<HashMap<&'static str, usize>>,
+    panicking_requests: AtomicUsize,
+}
+
+impl FaultyStore {
+    pub(crate) fn new(behind: Arc<dyn Store>) -> FaultyStore {
+        FaultyStore { behind, faults: Mutex::default(), calls: Mutex::default(), panicking_requests: AtomicUsize::new(0) }
+    }
+
+    pub(crate) fn fail(&self, call: &'static str, times: usize, fault: Fault) {
+        self.faults.lock().unwrap().insert(call, (times, fault));
+    }
+
+    /// How often a call will still fail.
+    pub(crate) fn left(&self, call: &str) -> usize {
+        self.faults.lock().unwrap().get(call).map_or(0, |(left, _)| *left)
+    }
+
+    pub(crate) fn calls(&self, call: &str) -> usize {
+        self.calls.lock().unwrap().get(call).copied().unwrap_or(0)
+    }
+
+    /// Whoever makes a request asks for the wall clock.
+    pub(crate) fn panic_in_requests(&self, times: usize) {
+        self.panicking_requests.store(times, Ordering::SeqCst);
+    }
+
+    fn may_fail(&self, call: &'static str) -> Result<(), Error> {
+        *self.calls.lock().unwrap().entry(call).or_default() += 1;
+        let fault = {
+            let mut faults = self.faults.lock().unwrap();
+            let Some((left, fault)) = faults.get_mut(call).filter(|(left, _)| *left > 0) else { return Ok(()) };
+            *left -= 1;
+            *fault
+        };
+        match fault {
+            Fault::Unavailable => Err(Error::Unavailable("it was told to fail".into())),
+            Fault::Panic => panic!("{call} was told to panic"),
+        }
+    }
+}
+
+macro_rules! verbs {
+    ($($verb:ident($($name:ident: $type:ty),*) -> $answer:ty;)*) => {
+        $(fn $verb(&self, $($name: $type),*) -> Answer<'_, $answer> {
+            Box::pin(async move {
+                self.may_fail(stringify!($verb))?;
+                self.behind.$verb($($name),*).await
+            })
+        })*
+    };
+}
+
+impl Store for FaultyStore {
+    fn now(&self) -> Timestamp {
+        self.behind.now()
+    }
+
+    fn wall_clock(&self) -> Timestamp {
+        let is_told = self.panicking_requests.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+        assert!(is_told.is_err(), "a request was told to panic");
+        self.behind.wall_clock()
+    }
+
+    fn clock_status(&self) -> ClockStatus {
+        self.behind.clock_status()
+    }
+
+    fn is_shared(&self) -> bool {
+        self.behind.is_shared()
+    }
+
+    fn unique(&self) -> Unique {
+        self.behind.unique()
+    }
+
+    fn feed(&self) -> Feed {
+        self.behind.feed()
+    }
+
+    fn commands(&self, node: NodeId) -> Commands {
+        self.behind.commands(node)
+    }
+
+    verbs! {
+        configure(change: Change, audit: Audit) -> Result<Configured, Refusal>;
+        configuration_number() -> u64;
+        endpoint(id: EndpointId) -> Option<StoredEndpoint>;
+        tenant_versions(tenants: Vec<TenantId>) -> Vec<u64>;
+        endpoints(query: EndpointQuery) -> Vec<StoredEndpoint>;
+        tenant(id: TenantId) -> Option<StoredTenant>;
+        tenants(after: Option<TenantId>, limit: usize) -> Vec<StoredTenant>;
+        event_types() -> Vec<Entry>;
+        key(hash: KeyHash) -> Option<Key>;
+        keys(before: Option<KeyId>, limit: usize) -> Vec<Key>;
+        keys_used(used: Vec<(KeyId, Timestamp)>) -> ();
+        note(audit: Audit) -> ();
+        audit(tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> Vec<AuditRow>;
+        publish(events: Vec<NewEvent>) -> Vec<Published>;
+        work(after: Option<EndpointId>, limit: usize) -> Vec<EndpointId>;
+        sweep(after: Seq, limit: usize) -> Swept;
+        take_up(endpoints: Vec<EndpointId>) -> Vec<TakenUp>;
+        windows(asked: Vec<WindowAsked>) -> Vec<WindowRows>;
+        bodies(deliveries: Vec<Seq>) -> Vec<Body>;
+        record(records: Vec<Record>) -> Vec<RecordedAs>;
+        lane(endpoint: EndpointId) -> Option<LaneState>;
+        restamp(endpoint: EndpointId, after: Seq, limit: usize) -> Option<Seq>;
+        command(partition: Partition, command: Command) -> Commanded;
+        show_lanes(lanes: Vec<LaneShown>) -> ();
+        lanes_shown(endpoints: Vec<EndpointId>) -> Vec<LaneShown>;
+        count() -> bool;
+        handed_over_left(deliveries: Vec<Seq>) -> Vec<Seq>;
+        statistics(query: StatisticsQuery) -> Vec<StatisticsStep>;
+        backlog(query: BacklogQuery) -> Backlog;
+        delivery(id: DeliveryId) -> Option<DeliveryRow>;
+        deliveries(query: DeliveryQuery) -> Page<DeliveryRow>;
+        made_after(query: MadeAfter) -> Vec<Seq>;
+        deliveries_at(rows: Vec<Seq>) -> Vec<DeliveryRow>;
+        dead_letters(query: DeliveryQuery) -> Page<DeliveryRow>;
+        attempts(delivery: DeliveryId) -> Vec<AttemptRecord>;
+        event(tenant: Option<TenantId>, id: EventId) -> Option<EventRow>;
+        events(query: EventQuery) -> Page<EventRow>;
+        create_replay(replay: NewReplay, audit: Audit) -> ReplayRow;
+        count_replay(filter: ReplayFilter) -> ReplayCount;
+        replay(id: ReplayId) -> Option<ReplayRow>;
+        replays(tenant: Option<TenantId>, before: Option<ReplayId>, limit: usize) -> Vec<ReplayRow>;
+        running_replays() -> Vec<ReplayRow>;
+        step_replay(id: ReplayId, limit: usize, unfinished_max: usize) -> Option<ReplayRow>;
+        cancel_replay(id: ReplayId, audit: Audit) -> Option<ReplayRow>;
+        repeat(delivery: DeliveryId, audit: Audit) -> Result<DeliveryRow, Refusal>;
+        sweep_away(limits: Housekeeping) -> SweptAway;
+        overdue(limit: usize) -> Vec<Overdue>;
+        erase(tenant: Option<TenantId>, event: EventId, audit: Audit) -> bool;
+        join(node: NodeId) -> ();
+        renew(node: NodeId) -> Result<(), Refusal>;
+        claim(node: NodeId, share: usize) -> Result<Claimed, Refusal>;
+        hand_over(node: NodeId, partitions: Vec<Partition>, in_flight: Vec<HandedOver>) -> ();
+        nodes() -> Vec<NodeId>;
+        close() -> ();
+    }
+}
