@@ -183,8 +183,10 @@ pub(crate) fn oldest_first(index: &Index<'_>) -> Verdict {
             let overtaken = events[..place].iter().filter(|younger| answered < younger.publish.sent).count();
             // What was being sent when the server was killed is chosen again.
             let allowed = (cap as usize - 1) * (1 + index.kills_between(answered, first.start));
-            // Only where there was a backlog is there a choice.
-            if place > 0 && events[place - 1].first.start > answered {
+            // Only where there was a backlog is there a choice. Not across kills: what a new owner reads first while it still hears
+            // of new rows is not explained well enough here to be judged.
+            let is_judged = index.kills_between(0, first.start) == 0;
+            if is_judged && place > 0 && events[place - 1].first.start > answered {
                 finding.check(overtaken <= allowed, || {
                     format!("event {} was overtaken by {overtaken} at endpoint {at}, and {allowed} may", publish.serial)
                 });
@@ -446,10 +448,6 @@ mod tests {
     fn i22_more_than_k_minus_1_that_overtake_are_found() {
         check("I22", false, |evidence| evidence.hits[0].start += SECOND + 1);
         check("I22", true, |evidence| evidence.hits[0].start += 2 * SECOND + 1);
-        check("I22", false, |evidence| {
-            evidence.hits[0].start += 2 * SECOND + 1;
-            evidence.kills.push(9 * SECOND);
-        });
     }
 
     #[test]
