@@ -183,8 +183,8 @@ pub(crate) fn oldest_first(index: &Index<'_>) -> Verdict {
             let overtaken = events[..place].iter().filter(|younger| answered < younger.publish.sent).count();
             // What was being sent when the server was killed is chosen again.
             let allowed = (cap as usize - 1) * (1 + index.kills_between(answered, first.start));
-            // Only where there was a backlog is there a choice. Not across kills: what a new owner reads first while it still hears
-            // of new rows is not explained well enough here to be judged.
+            // Only where there was a backlog is there a choice. Not after a kill: a run of 20 kills had 7 of 1,242 events overtaken
+            // more often than this allows, and it is not known yet whether this judge or the server is wrong.
             let is_judged = index.kills_between(0, first.start) == 0;
             if is_judged && place > 0 && events[place - 1].first.start > answered {
                 finding.check(overtaken <= allowed, || {
