@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use posthaste_core::bucket::Bucket;
+use posthaste_core::delivery::{Outcome, Silence};
 use posthaste_core::event::EventType;
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
 use posthaste_core::scheduler::{
@@ -50,13 +51,31 @@ fn sent(scheduler: &mut Scheduler, endpoint: EndpointId, head: &Entry) -> Vec<De
     sent
 }
 
-#[test]
-fn i6_a_row_of_a_key_that_becomes_visible_after_a_higher_number_does_not_wait_for_it() {
+fn scheduler_of_one_lane() -> (Scheduler, EndpointId) {
     let limits = Limits { in_flight_max: 8, window: 4, low_water: 2, retries: None };
     let mut scheduler = Scheduler::new(NOW, limits);
     let (tenant, endpoint) = (TenantId::parse("acme").unwrap(), EndpointId::from_bytes([9; 16]));
     scheduler.configure_tenant(NOW, &tenant, TenantConfig::default(), Bucket::full());
     scheduler.configure(NOW, &tenant, endpoint, LaneConfig::default(), LaneMemory::new(), Backlog::Unknown);
+    (scheduler, endpoint)
+}
+
+#[test]
+fn i6_a_row_of_a_key_that_becomes_visible_while_a_higher_number_is_in_flight_does_not_wait_for_its_retry() {
+    let (mut scheduler, endpoint) = scheduler_of_one_lane();
+    let (late, early) = (keyed(3, NOW), keyed(5, NOW));
+    assert_eq!(sent(&mut scheduler, endpoint, &early), [early.delivery]);
+    scheduler.hint(endpoint);
+    assert_eq!(sent(&mut scheduler, endpoint, &late), [], "its key is busy");
+    scheduler.finished(NOW, endpoint, early.delivery, &Outcome::Silent(Silence::Timeout));
+    scheduler.recorded(endpoint, early.delivery);
+    assert_eq!(sent(&mut scheduler, endpoint, &late), [late.delivery], "the other one waits for its retry");
+    assert!(scheduler.is_bounded());
+}
+
+#[test]
+fn i6_a_row_of_a_key_that_becomes_visible_after_a_higher_number_does_not_wait_for_it() {
+    let (mut scheduler, endpoint) = scheduler_of_one_lane();
     let (late, early) = (keyed(3, NOW), keyed(5, NOW + Duration::from_hours(24)));
     assert_eq!(sent(&mut scheduler, endpoint, &early), [], "tomorrow");
     scheduler.hint(endpoint);

@@ -664,11 +664,10 @@ impl Window {
         if let Some(key) = entry.ordering_key.clone() {
             self.busy_keys.remove(&key);
             if waits_again {
-                // Nothing can have come before it, so it is still the head.
-                self.keep_head(key, entry);
-            } else {
-                self.await_head(key);
+                self.keep_head(key.clone(), entry);
             }
+            // While this one was sent, a row with a lower number may have become visible: then that is the head.
+            self.await_head(key);
         } else if waits_again {
             self.insert_later(entry);
         }

@@ -99,6 +99,8 @@ impl Owner {
         self.scheduler.withdraw(endpoint, delivery, seq).expect("asked before");
         self.withdrawn.insert(seq, false);
         self.has_seen(endpoint, seq);
+        // An endpoint that is not loaded remembers nothing of this.
+        self.expect_late_news([seq]);
         let still_waits = matches!(state, State::Waiting { .. });
         if !still_waits {
             self.bodies.take(seq);

@@ -81,7 +81,7 @@ pub struct Owner {
     records: Vec<Record>,
     after: Vec<After>,
     unrecorded: usize,
-    /// Rows that a read has brought before the news of their commit came.
+    /// Rows that were read or withdrawn and whose commit the feed may not have reported yet.
     ahead_of_news: BTreeSet<Seq>,
     /// Taken out of their lanes and not yet recorded: nothing sends them, whatever a read brings. Whether one has.
     withdrawn: HashMap<Seq, bool>,

@@ -255,11 +255,16 @@ impl Owner {
             });
         }
         // On PostgreSQL a read can be ahead of the news: that is then no reason to send it once more.
-        self.ahead_of_news.extend(rows.rows.iter().map(|row| row.seq).filter(|seq| *seq > rows.seen));
+        self.expect_late_news(rows.rows.iter().map(|row| row.seq).filter(|seq| *seq > rows.seen));
+        self.scheduler.refilled(endpoint, want, rows.rows, rows.more, rows.seen);
+    }
+
+    /// The feed may still bring these rows, which are no longer where it saw them: it must not lead to sending them.
+    pub(super) fn expect_late_news(&mut self, rows: impl IntoIterator<Item = Seq>) {
+        self.ahead_of_news.extend(rows);
         while self.ahead_of_news.len() > AHEAD_MAX {
             self.ahead_of_news.pop_first();
         }
-        self.scheduler.refilled(endpoint, want, rows.rows, rows.more, rows.seen);
     }
 
     /// Rows up to this one may have been read, or called off.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use posthaste_core::delivery::State;
 use posthaste_core::endpoint::{Override, Status};
-use posthaste_core::id::EndpointId;
+use posthaste_core::id::{DeliveryId, EndpointId};
 use posthaste_core::timeout::Mode;
 use posthaste_engine::{
     After, Bodiless, CallFailure, Deed, Execution, HANDED_OVER_ASKED_EVERY, Next, Plan, Progress, StoreCall, StoreReply, Wake, plan,
@@ -78,7 +78,7 @@ impl World {
         if self.nodes[node].owner.is_none() {
             return Ok(());
         }
-        let (mut heard, mut bodies) = (None, Vec::new());
+        let (mut heard, mut bodies, mut probes) = (None, Vec::new(), Vec::new());
         match &wake {
             Wake::Answered { errand, .. } if !errand.is_test => heard = Some(errand.delivery),
             Wake::Bodies { asked, found, .. } => {
@@ -107,11 +107,10 @@ impl World {
             }
             Wake::Recorded { after, results, .. } => {
                 // A probe whose lane is somebody else's by now does not go.
-                for (after, result) in after.iter().zip(results) {
-                    if let After::Probe(wanted) = after
-                        && *result == RecordedAs::NotOwner
-                        && let Some(hit) = self.bodiless.remove(&(member, wanted.delivery))
-                    {
+                for (wanted, result) in after.iter().zip(results).filter_map(|(after, result)| Some((probe(after)?, result))) {
+                    if *result != RecordedAs::NotOwner {
+                        probes.push(wanted.delivery);
+                    } else if let Some(hit) = self.bodiless.remove(&(member, wanted.delivery)) {
                         self.in_flight.remove(&hit);
                     }
                 }
@@ -153,21 +152,27 @@ impl World {
             let what = format!("row {} at {}: its answer was heard and is not written down", hit.row, self.now.to_rfc3339());
             return Err(Violation { promise: "I1", what });
         }
+        for delivery in probes {
+            self.drop_given_up(node, member, delivery);
+        }
         for delivery in bodies {
-            let number = number_of_delivery(delivery);
-            let partition = self.store.rows[number].partition;
-            let is_own = self.nodes[node].owner.as_ref().is_some_and(|owner| owner.partitions().contains(&partition));
-            if let Some(hit) = self.bodiless.get(&(member, delivery)).copied().filter(|_| !is_own) {
-                // Given up while its payload was read: the next owner sends it.
-                self.visit("edge", "given back unsent");
-                self.bodiless.remove(&(member, delivery));
-                self.in_flight.remove(&hit);
-            } else if self.bodiless.contains_key(&(member, delivery)) {
+            self.drop_given_up(node, member, delivery);
+            if self.bodiless.contains_key(&(member, delivery)) {
                 let what = format!("{delivery} at {}: its payload was found and it is not sent", self.now.to_rfc3339());
                 return Err(Violation { promise: "I1", what });
             }
         }
         Ok(())
+    }
+
+    /// A delivery whose partition was given up while its payload was read, or its probe written, is sent by the next owner.
+    fn drop_given_up(&mut self, node: usize, member: Member, delivery: DeliveryId) {
+        let partition = self.store.rows[number_of_delivery(delivery)].partition;
+        let is_own = self.nodes[node].owner.as_ref().is_some_and(|owner| owner.partitions().contains(&partition));
+        if !is_own && let Some(hit) = self.bodiless.remove(&(member, delivery)) {
+            self.visit("edge", "given back unsent");
+            self.in_flight.remove(&hit);
+        }
     }
 
     /// What was on its way to an owner that has died is lost.

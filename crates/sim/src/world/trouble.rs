@@ -157,7 +157,10 @@ impl World {
             let wake = Box::new(Wake::Work(swept.endpoints));
             self.later(delay, Step::Arrives { node, incarnation, member, wake });
         }
-        let goes_on = self.now.since(self.numbered_at) < COMMITTED_AFTER + SWEPT_EVERY;
+        // In production sweeps never end. Here they do once another one could find nothing: a node's first sweep looks at nothing,
+        // and one that was frozen has to catch up.
+        let last_cause = self.numbered_at.max(self.thawed_at).max(self.nodes[node].started_at);
+        let goes_on = self.now.since(last_cause) < COMMITTED_AFTER + SWEPT_EVERY;
         self.nodes[node].sweeps_soon = goes_on;
         if goes_on {
             self.later(SWEPT_EVERY, Step::Sweep { node, incarnation });
