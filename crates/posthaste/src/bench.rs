@@ -10,6 +10,7 @@ mod collector;
 mod database;
 mod figures;
 mod forwarder;
+mod held;
 mod latency;
 mod line;
 mod load;
@@ -76,6 +77,8 @@ enum What {
     Backlog(backlog::Course),
     /// One tenant's events beside another tenant's hanging endpoints and a third one's flood
     Noisy(noisy::Course),
+    /// Memory with events held by quiet hours, and what another tenant sees when all windows open at once
+    Held(held::Course),
     /// An endpoint comes back after an outage, with deliveries waiting for it
     Recovery(recovery::Course),
 }
@@ -123,6 +126,7 @@ async fn measured(what: &What, place: &Where) -> anyhow::Result<Report> {
         What::Raw(course) => raw::run(&mut ground, course).await,
         What::Backlog(course) => backlog::run(&mut ground, course).await,
         What::Noisy(course) => noisy::run(&mut ground, course).await,
+        What::Held(course) => held::run(&mut ground, course).await,
         What::Recovery(course) => recovery::run(&mut ground, course).await,
     }
 }

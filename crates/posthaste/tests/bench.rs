@@ -206,6 +206,21 @@ fn a_quiet_tenant_is_measured_without_and_with_its_neighbours() {
 }
 
 #[test]
+fn memory_with_held_events_and_the_opening_of_all_windows_are_measured() {
+    let flags = ["held", "--events", "400,200", "--lanes", "5", "--rate", "10", "--seconds", "2"];
+    let report = bench("held", &flags);
+    let rows = report["rows"].as_array().unwrap();
+    assert_eq!([&rows[0]["events"], &rows[1]["events"]], [200, 400], "{report}");
+    for row in rows {
+        let figures =
+            ["filled_per_second", "memory_mib", "peak_memory_mib", "before_p99_ms", "opening_p99_ms", "opening_slowest_ms"];
+        assert_figures(row, &figures);
+        assert_eq!(row["not_arrived"], 0.0, "{report}");
+    }
+    assert!(report["is_flat"].is_boolean() && report["is_undelayed"].is_boolean(), "{report}");
+}
+
+#[test]
 fn an_endpoint_that_comes_back_gets_everything_that_waited() {
     let report = bench("recovery", &["recovery", "--waiting", "300", "--rate", "10", "--seconds", "1"]);
     assert_figures(

@@ -30,8 +30,12 @@ impl Line {
 
     /// Posts it and reads the answer to its end.
     pub(super) async fn post(&mut self, path: &str, body: Bytes) -> anyhow::Result<(u16, Bytes)> {
+        self.call(Method::POST, path, body).await
+    }
+
+    async fn call(&mut self, method: Method, path: &str, body: Bytes) -> anyhow::Result<(u16, Bytes)> {
         let request = Request::builder()
-            .method(Method::POST)
+            .method(method)
             .uri(path)
             .header(HOST, &self.host)
             .header(AUTHORIZATION, &self.authorization)
@@ -44,8 +48,8 @@ impl Line {
     }
 
     /// The same for what has to go well.
-    async fn ask(&mut self, path: &str, body: &Value, expected: u16) -> anyhow::Result<Value> {
-        let (status, answer) = self.post(path, body.to_string().into()).await?;
+    async fn ask(&mut self, method: Method, path: &str, body: &Value, expected: u16) -> anyhow::Result<Value> {
+        let (status, answer) = self.call(method, path, body.to_string().into()).await?;
         if status != expected {
             bail!("{path} was answered {status}: {}", String::from_utf8_lossy(&answer));
         }
@@ -58,12 +62,17 @@ impl Line {
         if let (Some(body), Some(policies)) = (body.as_object_mut(), policies.as_object()) {
             body.extend(policies.clone());
         }
-        let made = self.ask("/v1/endpoints", &body, 201).await?;
+        let made = self.ask(Method::POST, "/v1/endpoints", &body, 201).await?;
         Ok(made["id"].as_str().context("an endpoint has an id")?.to_owned())
     }
 
     pub(super) async fn pause(&mut self, endpoint: &str) -> anyhow::Result<()> {
-        self.ask(&format!("/v1/endpoints/{endpoint}/pause"), &json!({}), 200).await?;
+        self.ask(Method::POST, &format!("/v1/endpoints/{endpoint}/pause"), &json!({}), 200).await?;
+        Ok(())
+    }
+
+    pub(super) async fn change_endpoint(&mut self, endpoint: &str, change: &Value) -> anyhow::Result<()> {
+        self.ask(Method::PATCH, &format!("/v1/endpoints/{endpoint}"), change, 200).await?;
         Ok(())
     }
 }

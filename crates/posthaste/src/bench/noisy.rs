@@ -19,7 +19,7 @@ const ALLOWED_MAX: Duration = Duration::from_secs(1);
 /// An event that has not arrived by then has been moved for good.
 const PATIENCE: Duration = Duration::from_secs(30);
 const FLOODERS: u32 = 8;
-const PAYLOAD_BYTES: usize = 500;
+pub(super) const PAYLOAD_BYTES: usize = 500;
 
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Course {
@@ -47,7 +47,7 @@ pub(super) async fn run(ground: &mut Ground, course: &Course) -> anyhow::Result<
     let mut line = bed.line().await?;
     line.make_endpoint("quiet", &ground.hook(1, 0), &Value::Null).await?;
     show("undisturbed");
-    let undisturbed = quietly(ground, &bed, course.rate, course.seconds).await?;
+    let undisturbed = publish_quietly(ground, &bed, course.rate, course.seconds).await?;
 
     line.make_endpoint("flood", &ground.hook(1, 0), &Value::Null).await?;
     for made in 0..course.hanging {
@@ -69,13 +69,14 @@ pub(super) async fn run(ground: &mut Ground, course: &Course) -> anyhow::Result<
     load.disturb(&disturb("hanging", 1, 1)).await?;
     load.disturb(&disturb("flood", course.rate * 100, FLOODERS)).await?;
     show("beside the neighbours");
-    let beside = quietly(ground, &bed, course.rate, course.seconds).await?;
+    let beside = publish_quietly(ground, &bed, course.rate, course.seconds).await?;
     let flooded = load.calm().await?;
     // What hangs would hold up a clean end for as long as its timeout, and proves nothing: it is killed with its bed.
     Ok(report(ground, course, &undisturbed, &beside, flooded, bed.peak_memory_bytes()))
 }
 
-async fn quietly(ground: &Ground, bed: &Bed, rate: u32, seconds: u32) -> anyhow::Result<Fared> {
+/// What a quiet tenant sees: so many events a second, for so long.
+pub(super) async fn publish_quietly(ground: &Ground, bed: &Bed, rate: u32, seconds: u32) -> anyhow::Result<Fared> {
     let events = (rate * seconds) as usize;
     let plan = Plan {
         server: bed.address(),
