@@ -41,6 +41,7 @@ pub mod latency;
 pub mod notice;
 pub mod plant;
 pub mod quiet_hours;
+pub mod replay_pace;
 pub mod retention;
 pub mod retry;
 pub mod retry_after;

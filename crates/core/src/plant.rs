@@ -65,6 +65,7 @@ plants! {
     FrozenNodeGoesOn "frozen-node-goes-on" "a node that was frozen past its lease sends on",
     OldEpochIsRecorded "old-epoch-is-recorded" "a record of a node that has lost its lease is taken",
     ReplayOvertakes "replay-overtakes" "a replay goes by the age of its events, before live traffic",
+    ReplayIgnoresRate "replay-ignores-rate" "a replay makes its rows as fast as it can",
     TimeoutsFallDaily "timeouts-fall-daily" "a timeout is shortened every day, not every week",
     PinIsLearned "pin-is-learned" "what was learned replaces the value that a person has chosen",
     BlockedKeyBlocksAll "blocked-key-blocks-all" "a key whose head waits keeps other keys waiting",

@@ -115,7 +115,7 @@ pub(crate) async fn count(store: Arc<dyn Store>) {
 pub(crate) async fn keep(store: Arc<dyn Store>, options: Options, membership: Arc<Membership>, inbox: UnboundedSender<Wake>) {
     let mut overdue_at = Instant::now();
     let mut replays_at = Instant::now();
-    let mut replays = Replays::default();
+    let mut replays = Replays::new();
     loop {
         sleep(TICK).await;
         let now = Instant::now();

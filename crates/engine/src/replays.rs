@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use posthaste_core::id::{ReplayId, TenantId};
+use posthaste_core::replay_pace::ReplayPace;
 use posthaste_store::{Error, Partition, ReplayRow, Store, partition_of};
 use tokio::time::Instant;
 
@@ -10,21 +11,17 @@ use crate::Options;
 use crate::housekeeping::complain;
 use crate::membership::Membership;
 
-/// Rows of a replay that are made in one transaction.
-const REPLAY_ROWS_MAX: u32 = 100;
-
 /// Running replays, each at its own pace.
-#[derive(Default)]
 pub(crate) struct Replays {
-    paces: HashMap<ReplayId, Pace>,
-}
-
-struct Pace {
-    since: Instant,
-    made: u64,
+    started: Instant,
+    paces: HashMap<ReplayId, ReplayPace>,
 }
 
 impl Replays {
+    pub(crate) fn new() -> Replays {
+        Replays { started: Instant::now(), paces: HashMap::new() }
+    }
+
     /// Makes what is due of each, and answers whether there are any. One that fails does not stop the others.
     pub(crate) async fn step(&mut self, store: &dyn Store, membership: &Membership, options: &Options) -> Result<bool, Error> {
         let running = store.running_replays().await?;
@@ -47,31 +44,19 @@ impl Replays {
         if !membership.owns(partition_of_replay(store, replay).await?) {
             return Ok(());
         }
-        let pace = self.paces.entry(replay.id).or_insert_with(|| Pace { since: Instant::now(), made: 0 });
-        let limit = pace.rows_due(replay.rate_per_minute);
+        let uptime = self.started.elapsed();
+        let pace = self.paces.entry(replay.id).or_insert_with(|| ReplayPace::starting_at(uptime));
+        let limit = pace.rows_due(uptime, replay.rate_per_minute);
         if limit > 0
             && let Some(after) = store.step_replay(replay.id, limit, options.replays_at_once_max).await?
         {
             let made = after.created.saturating_sub(replay.created);
-            pace.made += made;
+            pace.made(made);
             if let Some(metrics) = &options.metrics {
                 metrics.publishing().replayed(made);
             }
         }
         Ok(())
-    }
-}
-
-impl Pace {
-    /// How many may be made now. What was missed while others had to wait is not made up for at once.
-    fn rows_due(&mut self, rate_per_minute: u32) -> usize {
-        let by_now = u64::from(rate_per_minute) * u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX) / 60_000 + 1;
-        let due = by_now.saturating_sub(self.made);
-        if due > u64::from(rate_per_minute) {
-            *self = Pace { since: Instant::now(), made: 0 };
-            return 1;
-        }
-        usize::try_from(due.min(u64::from(REPLAY_ROWS_MAX))).unwrap_or(1)
     }
 }
 

@@ -50,7 +50,11 @@ pub(crate) struct Checker {
     tenants: BTreeMap<usize, Shape>,
     /// Second and later tries of a node, while there is an incident.
     retries: BTreeMap<Member, Shape>,
+    replays: BTreeMap<ReplayStepper, Shape>,
 }
+
+/// A replay, by its endpoint and when it was asked for, and the incarnation of the node that steps it.
+type ReplayStepper = (usize, Timestamp, (usize, u64));
 
 /// What has happened to one delivery.
 #[derive(Clone, Default)]
@@ -187,6 +191,16 @@ impl Checker {
         self.check_order(world, hit, row, endpoint, is_probe)?;
         self.check_holds(world, hit, row, endpoint)?;
         Ok(is_probe)
+    }
+
+    /// A replay makes a row: no more than its rate, and one minute's worth that it has missed.
+    pub(crate) fn replay_made(&mut self, now: Timestamp, stepper: ReplayStepper, rate_per_minute: u32) -> Result<(), Violation> {
+        let limit = RateLimit::new(rate_per_minute, rate_per_minute + 1).expect("a rate that was drawn");
+        if self.replays.entry(stepper).or_default().hit(now, Some(limit)) {
+            return Ok(());
+        }
+        let what = format!("a replay at endpoint {} makes more than {rate_per_minute} a minute at {}", stepper.0, now.to_rfc3339());
+        Err(Violation { promise: "E2", what })
     }
 
     /// The request leaves.

@@ -622,7 +622,7 @@ impl World {
             Step::StopsAtLast { node, incarnation } => self.stop_at_last(node, incarnation)?,
             Step::Start { node } => self.start(node),
             Step::Replay => self.replay(),
-            Step::ReplayGoesOn { replay } => self.go_on_with(replay),
+            Step::ReplayGoesOn { replay } => self.go_on_with(replay)?,
             Step::Count { node, incarnation } => self.count(node, incarnation)?,
             Step::Wake { node } => {
                 let now = self.now;

@@ -10,6 +10,7 @@ use posthaste_core::endpoint::Status;
 use posthaste_core::event::{Data, Event, EventType, Timing};
 use posthaste_core::id::{DeliveryId, EventId, TenantId};
 use posthaste_core::plant::{self, Plant};
+use posthaste_core::replay_pace::ReplayPace;
 use posthaste_core::scheduler::{Class, Entry};
 use posthaste_core::text::{Labels, OrderingKey};
 use posthaste_core::time::Timestamp;
@@ -26,13 +27,17 @@ use crate::draw;
 
 /// Of one endpoint, unfinished.
 const REPLAYS_AT_ONCE: usize = 5;
+const REPLAY_STEPPED_EVERY: Duration = Duration::from_secs(2);
 
 /// What a replay has still to make, a few at a time.
 #[derive(Debug)]
 pub(super) struct Replay {
     endpoint: usize,
     asked_at: Timestamp,
+    rate_per_minute: u32,
     rows: VecDeque<usize>,
+    /// What the node that steps it knows of its pace: it dies with that node's incarnation.
+    pace: Option<((usize, u64), ReplayPace)>,
 }
 
 /// A transaction that makes deliveries and is not committed yet.
@@ -451,21 +456,30 @@ impl World {
             .collect();
         if !rows.is_empty() {
             self.visit("edge", "replay");
-            self.later(Duration::ZERO, Step::ReplayGoesOn { replay: Replay { endpoint, asked_at: self.now, rows } });
+            let rate_per_minute = [6, 60, 600][self.random.random_range(0..3usize)];
+            let replay = Replay { endpoint, asked_at: self.now, rate_per_minute, rows, pace: None };
+            self.later(Duration::ZERO, Step::ReplayGoesOn { replay });
         }
     }
 
-    /// One step of it: only so many of an endpoint may be unfinished at once.
-    pub(super) fn go_on_with(&mut self, mut replay: Replay) {
+    /// One step of it: at its rate, and only so many of an endpoint may be unfinished at once.
+    pub(super) fn go_on_with(&mut self, mut replay: Replay) -> Result<(), Violation> {
         let endpoint = replay.endpoint;
         let Some((node, _)) = self.owner_of(endpoint).filter(|(node, _)| self.is_well(*node)) else {
-            self.later(Duration::from_secs(5), Step::ReplayGoesOn { replay });
-            return;
+            self.later(REPLAY_STEPPED_EVERY, Step::ReplayGoesOn { replay });
+            return Ok(());
         };
+        let stepper = (node, self.nodes[node].incarnation);
+        let uptime = self.now.since(self.nodes[node].started_at);
+        let mut pace = match replay.pace.take() {
+            Some((by, pace)) if by == stepper => pace,
+            Some(_) | None => ReplayPace::starting_at(uptime),
+        };
+        let due = pace.rows_due(uptime, replay.rate_per_minute);
         let unfinished = self.store.waiting(endpoint).filter(|(_, row)| row.replayed_at.is_some()).count();
         let (now, tenant) = (self.now, self.endpoints[endpoint].tenant);
         let mut rows = Vec::new();
-        for _ in unfinished..REPLAYS_AT_ONCE {
+        for _ in (unfinished..REPLAYS_AT_ONCE).take(due) {
             let Some(original) = replay.rows.pop_front() else { break };
             let original = self.store.rows[original].clone();
             let timestamp = if plant::is(Plant::ReplayOvertakes) { original.timestamp } else { replay.asked_at };
@@ -492,14 +506,20 @@ impl World {
                 ..original
             }));
         }
+        pace.made(rows.len() as u64);
+        replay.pace = Some((stepper, pace));
+        for _ in &rows {
+            self.checker.replay_made(self.now, (endpoint, replay.asked_at, stepper), replay.rate_per_minute)?;
+        }
         if !rows.is_empty() {
             let (incarnation, version) = (self.nodes[node].incarnation, self.tenants[tenant].version);
             self.sweeps_go_on();
             self.commit(Publishing { publisher: node, incarnation, tenant, version, rows });
         }
         if !replay.rows.is_empty() && !self.is_healed {
-            self.later(Duration::from_secs(5), Step::ReplayGoesOn { replay });
+            self.later(REPLAY_STEPPED_EVERY, Step::ReplayGoesOn { replay });
         }
+        Ok(())
     }
 
     /// Housekeeping: what has expired while it was held ends, and what waits at a deleted endpoint.
