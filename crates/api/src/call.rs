@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use axum::body::Body;
 use axum::extract::ConnectInfo;
@@ -11,9 +11,10 @@ use http::header::{CONTENT_TYPE, ETAG, HeaderValue, IF_MATCH};
 use http::request::Parts;
 use http::{HeaderName, StatusCode};
 use parking_lot::Mutex;
-use posthaste_core::id::TenantId;
+use posthaste_core::id::{EndpointId, TenantId};
 use posthaste_core::text::IdempotencyKey;
-use posthaste_store::{Audit, Change, Configured, Refusal};
+use posthaste_core::time::Timestamp;
+use posthaste_store::{Applied, Audit, Change, Configured, LEASE, Refusal};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -42,6 +43,8 @@ pub(crate) struct Call {
     /// A body can be read by one alone; the lock only says so to the compiler.
     pub(crate) unread: Mutex<Option<Body>>,
     pub(crate) deadline: Arc<Deadline>,
+    /// Set by a change that its owner has not confirmed; read by the router, which tells the caller.
+    pub(crate) effective_by: Arc<OnceLock<Timestamp>>,
 }
 
 impl Call {
@@ -104,10 +107,25 @@ impl Call {
         }
     }
 
-    /// Changes the configuration. What comes next on this node sees it.
+    /// Changes the configuration. What comes next on this node sees it, and deliveries go by it: the owner of the lanes has
+    /// confirmed that, or the answer says by when.
     pub(crate) async fn configure(&self, change: Change, audit: Audit) -> Result<Result<Configured, Refusal>, Problem> {
+        let lanes = changed_lanes(&change, &audit);
         let configured = self.app.store.configure(change, audit).await?;
         self.app.known.forget();
+        if configured.is_ok()
+            && let Some((tenant, endpoint)) = lanes
+        {
+            // The change cannot be taken back: the rest has the whole time again.
+            self.deadline.restart();
+            match self.app.store.apply(tenant, endpoint).await {
+                Ok(Applied::Now) => {}
+                // Its owner hears of it by itself, or is cut off from the database and stops when its lease ends.
+                Ok(Applied::Unconfirmed) | Err(_) => {
+                    let _ = self.effective_by.set(self.app.store.now() + LEASE);
+                }
+            }
+        }
         Ok(configured)
     }
 
@@ -123,6 +141,25 @@ impl Call {
             before: None,
             after: None,
         }
+    }
+}
+
+/// Whose deliveries a change is about: one endpoint's, or all of a tenant's. `None` if no lane goes by it yet.
+fn changed_lanes(change: &Change, audit: &Audit) -> Option<(TenantId, Option<EndpointId>)> {
+    match change {
+        Change::ReplaceEndpoint { endpoint, .. } => Some((endpoint.tenant.clone(), Some(endpoint.id))),
+        Change::ReplaceSecrets { endpoint, .. } | Change::DeleteEndpoint { endpoint } => {
+            Some((audit.tenant.clone()?, Some(*endpoint)))
+        }
+        Change::PutTenant { tenant, .. } | Change::ReplaceTenant { tenant, .. } => Some((tenant.id.clone(), None)),
+        Change::DeleteTenant { tenant } => Some((tenant.clone(), None)),
+        Change::CreateEndpoint(_)
+        | Change::PutEventType(_)
+        | Change::CreateEventType(_)
+        | Change::ReplaceEventType { .. }
+        | Change::DeleteEventType { .. }
+        | Change::CreateKey(_)
+        | Change::RevokeKey { .. } => None,
     }
 }
 

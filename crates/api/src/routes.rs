@@ -6,13 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use axum::Router;
 use axum::extract::{FromRequestParts, RawPathParams, Request};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodFilter, MethodRouter, on};
-use http::Method;
+use http::{HeaderName, HeaderValue, Method};
 use parking_lot::Mutex;
 use posthaste_store::KeyScope::{self, Admin, Manage, Publish, Read, Replay};
 use utoipa::ToSchema;
@@ -589,5 +589,24 @@ async fn serve(app: &App, route: &Route, request: Request, deadline: Arc<Deadlin
     } else {
         String::new()
     };
-    (route.handler)(Call { app: app.clone(), caller, query, parts, name, unread: Mutex::new(Some(body)), deadline }).await
+    let effective_by = Arc::new(OnceLock::new());
+    let call = Call {
+        app: app.clone(),
+        caller,
+        query,
+        parts,
+        name,
+        unread: Mutex::new(Some(body)),
+        deadline,
+        effective_by: Arc::clone(&effective_by),
+    };
+    let mut served = (route.handler)(call).await;
+    if let (Ok(response), Some(at)) = (&mut served, effective_by.get()) {
+        let at = HeaderValue::from_str(&at.to_rfc3339()).expect("digits and punctuation");
+        response.headers_mut().insert(EFFECTIVE_BY, at);
+    }
+    served
 }
+
+/// By when deliveries go by a change that the node that makes them has not confirmed.
+const EFFECTIVE_BY: HeaderName = HeaderName::from_static("posthaste-effective-by");

@@ -106,6 +106,9 @@ pub async fn run(binary: &Path, course: &Course, mut progress: impl FnMut(u32)) 
         if is_waited_for && cycle % (PAUSE_EVERY / 2) == 0 {
             world.pause(cycle % PAUSE_EVERY == 0).await;
         }
+        if is_waited_for {
+            world.change().await;
+        }
         if is_waited_for && REPLAYS_IN.contains(&cycle) {
             world.replay().await;
         }

@@ -103,6 +103,10 @@ pub struct Hit {
     pub answer: Answer,
     /// What was said in `Retry-After`.
     pub retry_after: RetryAfter,
+    /// What the query of its URL and its header `x-mark` say.
+    pub marks: [Option<u64>; 2],
+    /// Which of its endpoint's secrets it is signed with, counted in the order in which they were given.
+    pub secret: Option<usize>,
     /// Why the signature is not valid, or is not known to be.
     pub signature_problem: Option<Box<str>>,
     /// By how much `webhook-timestamp` differs from the time of arrival.
@@ -233,6 +237,23 @@ pub struct Pause {
     pub until: Moment,
 }
 
+/// A time in which an endpoint has these settings: from the answer to a change until the call that changes them again was sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Change {
+    pub endpoint: usize,
+    pub from: Moment,
+    pub until: Moment,
+    pub setting: Setting,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Setting {
+    /// Of both the URL's query and a header.
+    Mark(u64),
+    /// The number of its secret.
+    Secret(usize),
+}
+
 /// What the server says of a delivery in the end.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct DeliveryState {
@@ -257,6 +278,7 @@ pub struct Evidence {
     pub hits: Vec<Hit>,
     pub endpoints: Vec<Endpoint>,
     pub pauses: Vec<Pause>,
+    pub changes: Vec<Change>,
     pub cancels: Vec<Cancel>,
     pub quiet: Vec<QuietWindow>,
     /// How many requests of a tenant may be in flight.

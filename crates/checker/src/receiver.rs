@@ -43,7 +43,8 @@ pub enum Mood {
 #[derive(Debug)]
 struct Place {
     mood: Mood,
-    secret: RwLock<Option<String>>,
+    /// All that it has been given, in that order.
+    secrets: RwLock<Vec<String>>,
     /// Which serial numbers have come to an end here.
     settled: Mutex<Vec<u64>>,
 }
@@ -84,7 +85,7 @@ impl Receiver {
     /// A new place to receive at; its number is its path.
     pub fn add(&self, mood: Mood) -> usize {
         let mut places = self.places.write();
-        places.push(Arc::new(Place { mood, secret: RwLock::new(None), settled: Mutex::default() }));
+        places.push(Arc::new(Place { mood, secrets: RwLock::default(), settled: Mutex::default() }));
         places.len() - 1
     }
 
@@ -92,8 +93,12 @@ impl Receiver {
         format!("http://{}/{place}", self.address)
     }
 
-    pub fn set_secret(&self, place: usize, secret: &str) {
-        *self.places.read()[place].secret.write() = Some(secret.to_owned());
+    /// From now on, or from soon on, this one may be used. Answers its number.
+    pub fn add_secret(&self, place: usize, secret: &str) -> usize {
+        let places = self.places.read();
+        let mut secrets = places[place].secrets.write();
+        secrets.push(secret.to_owned());
+        secrets.len() - 1
     }
 
     /// From now on everybody is well.
@@ -122,11 +127,13 @@ impl Receiver {
         let Some(place) = self.places.read().get(endpoint).cloned() else {
             return Ok(response(404));
         };
+        let url_mark = request.uri().query().and_then(|query| query.strip_prefix("mark=")?.parse().ok());
         let headers = request.headers().clone();
         // Not all of it came: nobody was told anything, and nothing was received.
         let Ok(body) = request.into_body().collect().await else { return Err(Cut) };
         let body = body.to_bytes();
-        let hit = read_hit(start, arrived, endpoint, &place, &headers, &body);
+        let mut hit = read_hit(start, arrived, endpoint, &place, &headers, &body);
+        hit.marks[0] = url_mark;
         let plan = self.plan(place.mood, &hit);
         let noted = Noted { receiver: &self, place: &place, hit: Some(hit) };
         if !plan.delay.is_zero() {
@@ -247,11 +254,12 @@ fn read_hit(start: Moment, arrived: u64, endpoint: usize, place: &Place, headers
     let envelope: Option<Envelope<'_>> = serde_json::from_slice(body).ok();
     let payload = envelope.as_ref().and_then(|envelope| serde_json::from_str::<Payload>(envelope.data.get()).ok());
     let (id, timestamp, signatures) = (header("webhook-id"), header("webhook-timestamp"), header("webhook-signature"));
-    let signature_problem = match place.secret.read().as_deref() {
-        // Hit before the answer that has the secret was read. Nothing can be said about it.
-        None => None,
-        Some(secret) => signature::problem(secret, id, timestamp, signatures, body),
-    };
+    let secrets = place.secrets.read();
+    let is_signed_with = |secret: &String| signature::problem(secret, id, timestamp, signatures, body).is_none();
+    let secret = secrets.iter().rposition(is_signed_with);
+    // Without any it was hit before the answer that has the first was read. Nothing can be said about it.
+    let signature_problem =
+        secrets.last().filter(|_| secret.is_none()).and_then(|secret| signature::problem(secret, id, timestamp, signatures, body));
     Hit {
         start,
         end: start,
@@ -266,6 +274,8 @@ fn read_hit(start: Moment, arrived: u64, endpoint: usize, place: &Place, headers
         body: fingerprint(body),
         answer: Answer::Cut,
         retry_after: RetryAfter::None,
+        marks: [None, header("x-mark").parse().ok()],
+        secret,
         signature_problem: signature_problem.map(Into::into),
         clock_off_seconds: timestamp.parse::<u64>().map_or(u64::MAX, |timestamp| timestamp.abs_diff(arrived)),
     }

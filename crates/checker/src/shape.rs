@@ -312,6 +312,8 @@ mod tests {
                 body: fingerprint(b"body"),
                 answer: Answer::Status(200),
                 retry_after: RetryAfter::None,
+                marks: [None; 2],
+                secret: None,
                 signature_problem: None,
                 clock_off_seconds: 0,
             });

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 
-use crate::evidence::{Answer, Evidence, Hit, Moment, Outcome, Pause, Publish};
+use crate::evidence::{Answer, Evidence, Hit, Moment, Outcome, Pause, Publish, Setting};
 use crate::shape;
 
 /// What measuring may be off by.
@@ -15,7 +15,7 @@ pub(crate) const SLACK: Moment = 250_000;
 /// this time before a kill may come again.
 const RECORDED_WITHIN: Moment = 3_000_000;
 /// How long a change of an endpoint may take to be in force everywhere.
-const IN_FORCE_WITHIN: Moment = 1_000_000;
+const IN_FORCE_WITHIN: Moment = 100_000;
 /// What signatures may be off by.
 const CLOCK_OFF_SECONDS_MAX: u64 = 2;
 /// How many findings are shown of each promise.
@@ -412,12 +412,22 @@ fn token_bucket(index: &Index<'_>) -> Verdict {
 }
 
 fn pauses(index: &Index<'_>) -> Verdict {
-    let mut finding = Finding::about("I28", "a second after a pause nothing more is sent, across every restart");
+    let claim = "from the answer to a change on nothing goes by the old URL, headers, secret or status, across every restart";
+    let mut finding = Finding::about("I28", claim);
     finding.0.not_checked = index.evidence.missing.get("I28").cloned();
     for Pause { endpoint, from, until } in &index.evidence.pauses {
         let in_force = from + IN_FORCE_WITHIN..*until;
         let hit = index.evidence.hits.iter().find(|hit| hit.endpoint == *endpoint && in_force.contains(&hit.start));
         finding.check(hit.is_none(), || format!("endpoint {endpoint} was paused from {from} to {until}: {hit:?}"));
+    }
+    for change in &index.evidence.changes {
+        let in_force = change.from.saturating_add(IN_FORCE_WITHIN)..change.until;
+        let mut hits = index.evidence.hits.iter().filter(|hit| hit.endpoint == change.endpoint && in_force.contains(&hit.start));
+        let other = hits.find(|hit| match change.setting {
+            Setting::Mark(mark) => hit.marks != [Some(mark); 2],
+            Setting::Secret(number) => hit.secret.is_some_and(|secret| secret != number),
+        });
+        finding.check(other.is_none(), || format!("{change:?}: {other:?}"));
     }
     finding.done()
 }
@@ -425,7 +435,7 @@ fn pauses(index: &Index<'_>) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::evidence::{Cancel, DeliveryState, Endpoint, RateLimit, RetryAfter, Row, fingerprint};
+    use crate::evidence::{Cancel, Change, DeliveryState, Endpoint, RateLimit, RetryAfter, Row, fingerprint};
 
     const SECOND: Moment = 1_000_000;
 
@@ -472,6 +482,8 @@ mod tests {
                     body: fingerprint(b"body"),
                     answer: Answer::Status(200),
                     retry_after: RetryAfter::None,
+                    marks: [None; 2],
+                    secret: None,
                     signature_problem: None,
                     clock_off_seconds: 0,
                 });
@@ -654,7 +666,25 @@ mod tests {
     fn i28_a_hit_in_a_pause_is_found() {
         let pause = |from| move |evidence: &mut Evidence| evidence.pauses.push(Pause { endpoint: 0, from, until: 15 * SECOND });
         check(&["I28"], pause(8 * SECOND));
-        check(&[], pause(10 * SECOND - SECOND / 2));
+        check(&["I28"], pause(10 * SECOND - SECOND / 2));
+        check(&[], pause(10 * SECOND - SECOND / 20));
+    }
+
+    #[test]
+    fn i28_a_hit_with_an_old_url_header_or_secret_is_found() {
+        let change = |setting, from, marks, secret| {
+            move |evidence: &mut Evidence| {
+                evidence.changes.push(Change { endpoint: 0, from, until: 15 * SECOND, setting });
+                (evidence.hits[0].marks, evidence.hits[0].secret) = (marks, secret);
+            }
+        };
+        let (mark, secret, late) = (Setting::Mark(3), Setting::Secret(1), 10 * SECOND - SECOND / 20);
+        check(&[], change(mark, 8 * SECOND, [Some(3); 2], None));
+        check(&["I28"], change(mark, 8 * SECOND, [Some(2), Some(3)], None));
+        check(&["I28"], change(mark, 8 * SECOND, [Some(3), None], None));
+        check(&[], change(mark, late, [Some(2), Some(2)], None));
+        check(&[], change(secret, 8 * SECOND, [None; 2], Some(1)));
+        check(&["I28"], change(secret, 8 * SECOND, [None; 2], Some(0)));
     }
 
     #[test]

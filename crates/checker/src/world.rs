@@ -7,12 +7,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
+use base64::Engine;
 use serde_json::{Value, json};
 
 use crate::caller::Caller;
 use crate::draw::Draw;
 use crate::evidence::{
-    Clock, DeliveryState, Endpoint, Evidence, Hit, Listed, Moment, Outcome, Pause, QuietWindow, RateLimit, ReplayEnd, Retry, Row,
+    Change, Clock, DeliveryState, Endpoint, Evidence, Hit, Listed, Moment, Outcome, Pause, QuietWindow, RateLimit, ReplayEnd,
+    Retry, Row, Setting,
 };
 use crate::publisher::{Desk, EVENT_TYPES, LATER, Load, ORDERED, Publishing};
 use crate::receiver::{Mood, Receiver};
@@ -30,6 +32,8 @@ const CALLERS: usize = 4;
 const CALM: Duration = Duration::from_secs(15);
 /// The endpoint that is paused now and then: one that is healthy, beside others of its tenant.
 const PAUSED: usize = 5;
+/// Whose URL, headers and secret change.
+const CHANGED: usize = 4;
 
 /// The tenant with caps, and slow receivers.
 const CAPPED: u32 = 6;
@@ -67,6 +71,8 @@ pub struct World {
     kills: Vec<Moment>,
     shares: Vec<u64>,
     paused_from: Option<Moment>,
+    /// How often settings were changed.
+    marks: u64,
     /// One healthy endpoint, and a load of nothing but good events.
     is_plain: bool,
     /// When a window ends at one endpoint and begins at another, and which that is.
@@ -133,6 +139,7 @@ impl World {
             kills,
             shares,
             paused_from: None,
+            marks: 0,
             is_plain: false,
             edge: None,
             evidence,
@@ -436,7 +443,7 @@ impl World {
         match answer {
             Ok(answered) if answered.status == 201 => {
                 let json = answered.json();
-                self.receiver.set_secret(place, json["secret"].as_str().context("a new endpoint shows its secret")?);
+                self.receiver.add_secret(place, json["secret"].as_str().context("a new endpoint shows its secret")?);
                 endpoint.id = json["id"].as_str().context("an endpoint has an id")?.into();
                 endpoint.made = self.clock.now();
             }
@@ -456,6 +463,37 @@ impl World {
             self.evidence.missing.insert("I28", format!("endpoints cannot be paused (answered {})", answer.status));
         }
         Ok(())
+    }
+
+    /// Changes URL, header and secret of one of the endpoints. From each answer on, and across every restart, they are in force; what was
+    /// not answered may be or not.
+    pub async fn change(&mut self) {
+        let (clock, mut caller) = (self.clock, self.caller());
+        let path = format!("/v1/endpoints/{}", self.endpoints[CHANGED].id);
+        let mark = self.marks;
+        self.marks += 1;
+        let url = format!("{}?mark={mark}", self.receiver.url(CHANGED));
+        let said = json!({"url": url, "headers": {"x-mark": mark.to_string()}});
+        let is_mark = |change: &Change| matches!(change.setting, Setting::Mark(_));
+        self.end_change(is_mark, clock.now());
+        if caller.call(http::Method::PATCH, &path, said.to_string().into()).await.is_ok_and(|answered| answered.status == 200) {
+            let setting = Setting::Mark(mark);
+            self.evidence.changes.push(Change { endpoint: CHANGED, from: clock.now(), until: Moment::MAX, setting });
+        }
+        let secret = format!("whsec_{}", base64::engine::general_purpose::STANDARD.encode(rand::random::<[u8; 32]>()));
+        let number = self.receiver.add_secret(CHANGED, &secret);
+        self.end_change(|change| !is_mark(change), clock.now());
+        let said = json!({"secret": secret, "overlap_seconds": 0});
+        if caller.post(&format!("{path}/rotate-secret"), &said).await.is_ok_and(|answered| answered.status == 200) {
+            let setting = Setting::Secret(number);
+            self.evidence.changes.push(Change { endpoint: CHANGED, from: clock.now(), until: Moment::MAX, setting });
+        }
+    }
+
+    fn end_change(&mut self, which: impl Fn(&Change) -> bool, now: Moment) {
+        for change in self.evidence.changes.iter_mut().filter(|change| change.until == Moment::MAX && which(change)) {
+            change.until = now;
+        }
     }
 
     /// Pauses one of the endpoints, or resumes it; if that can be done, and if the answer comes.

@@ -1,6 +1,7 @@
 //! What sending to an endpoint takes, read once for each configuration and not for each attempt.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use posthaste_core::destination::Refused;
 use posthaste_core::endpoint::Policies;
@@ -19,13 +20,16 @@ pub struct Target {
     pub(crate) address: Result<Address, Refused>,
     /// With the secrets that are in force for good. During an overlap it is made anew for each attempt.
     signer: Option<Arc<Signer>>,
+    /// Something about the endpoint was changed since: no request is begun with this any more. Set by the owner, read by the executor
+    /// before the first byte is sent.
+    is_superseded: AtomicBool,
 }
 
 impl Target {
     pub(crate) fn new(stored: StoredEndpoint) -> Target {
         let is_overlap = stored.secrets.iter().any(|secret| secret.until.is_some());
         let address = Address::parse(&stored.endpoint.url);
-        let mut target = Target { stored, address, signer: None };
+        let mut target = Target { stored, address, signer: None, is_superseded: AtomicBool::new(false) };
         if !is_overlap {
             target.signer = target.signer_at(Timestamp::MAX).ok();
         }
@@ -35,6 +39,14 @@ impl Target {
     /// As it was when it was last read.
     pub fn stored(&self) -> &StoredEndpoint {
         &self.stored
+    }
+
+    pub(crate) fn supersede(&self) {
+        self.is_superseded.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_superseded(&self) -> bool {
+        self.is_superseded.load(Ordering::Acquire)
     }
 
     /// A rotated secret signs beside its successor until its overlap ends.

@@ -270,6 +270,9 @@ impl Checker {
     /// A change is in force a second after it was answered; before that either setting may be. Whoever was frozen, or has
     /// lost its lease, hears of it when it runs again.
     fn is_fresh(&self, world: &World, number: usize, endpoint: &Endpoint, at: Timestamp) -> bool {
+        if endpoint.is_applied {
+            return false;
+        }
         // A store that fails is asked again a moment later.
         if at.since(world.store_failed_at) < AFTER_FAILURE {
             return true;

@@ -30,6 +30,9 @@ pub(crate) fn command(command: &Command) -> String {
         Command::Test { endpoint, event } => {
             CommandDocument::Test { endpoint: endpoint.to_string(), event: Box::new(EventDocument::of(event)) }
         }
+        Command::Apply { tenant, endpoint } => {
+            CommandDocument::Apply { tenant: tenant.as_str().to_owned(), endpoint: endpoint.map(|endpoint| endpoint.to_string()) }
+        }
     })
 }
 
@@ -48,6 +51,10 @@ pub(crate) fn read_command(text: &str) -> Result<Command, Error> {
             CommandDocument::Test { endpoint, event } => {
                 Command::Test { endpoint: EndpointId::parse(&endpoint)?, event: Arc::new(event.read()?) }
             }
+            CommandDocument::Apply { tenant, endpoint } => Command::Apply {
+                tenant: TenantId::parse(&tenant)?,
+                endpoint: endpoint.as_deref().map(EndpointId::parse).transpose()?,
+            },
         })
     };
     read().map_err(|Unreadable| Error::Corrupt { what: "command" })
@@ -92,6 +99,7 @@ enum CommandDocument {
     CancelEvent { tenant: String, event: String, audit: AuditDocument },
     SendNow { delivery: String, audit: AuditDocument },
     Test { endpoint: String, event: Box<EventDocument> },
+    Apply { tenant: String, endpoint: Option<String> },
 }
 
 #[derive(Serialize, Deserialize)]

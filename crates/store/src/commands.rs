@@ -16,6 +16,8 @@ use crate::{AttemptRecord, Audit, Error, Partition};
 
 /// How long an owner has. A person waits for the answer.
 pub const COMMAND_MAX: Duration = Duration::from_secs(3);
+/// How long the answer to a change waits for the owner to go by it.
+pub const APPLY_MAX: Duration = Duration::from_secs(1);
 /// The longest that an answer can take: a test is answered when its request has ended, which takes a minute at most.
 pub(crate) const ANSWER_MAX: Duration = Duration::from_secs(65);
 /// How many may wait for an owner. It answers each at once, so that more are a sign of trouble.
@@ -44,6 +46,28 @@ pub enum Command {
         endpoint: EndpointId,
         event: Arc<Event>,
     },
+    /// Go by what is configured now: for one endpoint, or for all of the tenant's.
+    Apply {
+        tenant: TenantId,
+        endpoint: Option<EndpointId>,
+    },
+}
+
+/// Whether the owner of a lane goes by what was configured last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Applied {
+    Now,
+    /// The owner did not confirm it in time. It does so by itself within a second, or its lease ends.
+    Unconfirmed,
+}
+
+impl Applied {
+    pub(crate) fn of(asked: &Result<Commanded, Error>) -> Applied {
+        match asked {
+            Ok(Commanded::Done) => Applied::Now,
+            Ok(_) | Err(_) => Applied::Unconfirmed,
+        }
+    }
 }
 
 impl Command {
@@ -52,6 +76,7 @@ impl Command {
         match self {
             Command::CancelDelivery { .. } | Command::CancelEvent { .. } | Command::SendNow { .. } => COMMAND_MAX,
             Command::Test { .. } => ANSWER_MAX,
+            Command::Apply { .. } => APPLY_MAX,
         }
     }
 }
@@ -131,6 +156,11 @@ impl Commander {
             Err(_) if !is_taken.swap(true, Ordering::AcqRel) => Err(Error::unavailable("whoever delivers here does not answer")),
             Err(_) => Err(Error::Unknown),
         }
+    }
+
+    /// Whether an owner listens in this process.
+    pub(crate) fn has_listener(&self) -> bool {
+        self.0.lock().as_ref().is_some_and(|listener| !listener.is_closed())
     }
 
     /// Whoever listens hears that nothing more will come.

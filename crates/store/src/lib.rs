@@ -47,7 +47,7 @@ pub use accepting::{DEFAULT_TENANT, Draft, Refused, check_tenant};
 pub use backlog::{Backlog, BacklogQuery, LaneBacklog, Waiting, Whose};
 pub use clock::{ClockSource, ClockStatus, SystemClock};
 pub use cluster::{Claimed, Epoch, HandedOver, LEASE, LeaveAlone, NodeId, PARTITIONS, Partition, partition_of};
-pub use commands::{Asked, COMMAND_MAX, Command, Commanded, Commands};
+pub use commands::{APPLY_MAX, Applied, Asked, COMMAND_MAX, Command, Commanded, Commands};
 pub use commits::Commits;
 pub use configuration::{
     AUTO_DISABLED, Audit, AuditRow, Change, Configured, EndpointQuery, Key, KeyHash, KeyScope, NewEndpoint, Refusal, SecretText,
@@ -150,6 +150,9 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Asks the owner of a partition to do something, and waits at most [`COMMAND_MAX`] for its answer (a test as long as its request takes); then nothing was done
     /// (`Unavailable`), or it was taken and whether it was done is not known (`Unknown`).
     fn command(&self, partition: Partition, command: Command) -> Answer<'_, Commanded>;
+    /// Waits until the owner of a tenant's lanes goes by what is configured now, for one endpoint or for all of the tenant's; at
+    /// most [`APPLY_MAX`]. Where no one owns them, whoever does next reads it first.
+    fn apply(&self, tenant: TenantId, endpoint: Option<EndpointId>) -> Answer<'_, Applied>;
     /// What this node is asked to do, as owner of its partitions. Whoever listens last is the one who is asked.
     fn commands(&self, node: NodeId) -> Commands;
     /// What an owner shows of its lanes, so that any node can explain a hold. Replaces what was shown of them, unless that is

@@ -613,7 +613,7 @@ impl Lookup {
                 limit: CANCEL_PAGE_ROWS,
                 ..DeliveryQuery::default()
             }),
-            Command::Test { .. } => unreachable!("a test is not looked up"),
+            Command::Test { .. } | Command::Apply { .. } => unreachable!("it is not looked up"),
         };
         Lookup { life, asked: Some(asked), call, rows: vec![] }
     }

@@ -201,7 +201,8 @@ impl Shared {
         let mut seen = traced::begin(&sending);
         // Another node may own it by now. Our record would be refused, but the receiver would have had it twice. And if no one does,
         // it would count an attempt that was none.
-        let may_send = || self.membership.lease().lasts_until(tenure);
+        // Nor may it go to where it should have gone before a change that was answered since.
+        let may_send = || self.membership.lease().lasts_until(tenure).filter(|_| !sending.target.is_superseded());
         let request = attempt(self.store.as_ref(), &self.client, &may_send, &sending, seen.as_mut());
         let made = AssertUnwindSafe(request).catch_unwind().await;
         let attempt = match made {

@@ -39,6 +39,10 @@ impl Owner {
                     self.tests.entry(endpoint).or_default().push((event, asked.answer));
                 }
             }
+            Command::Apply { tenant, endpoint } => {
+                let endpoints = self.cached_endpoints(tenant, *endpoint);
+                self.apply(now, endpoints, asked.answer);
+            }
         }
     }
 
@@ -49,7 +53,7 @@ impl Owner {
                 (State::Cancelled { at: now, reason: CancelReason::Requested }, audit)
             }
             Command::SendNow { audit, .. } => (State::Waiting { due: now }, audit),
-            Command::Test { .. } => return,
+            Command::Test { .. } | Command::Apply { .. } => return,
         };
         if rows.iter().any(|row| !self.epochs.contains_key(&row.partition)) {
             // Given up meanwhile. Dropped: whoever asked hears that it was not done.

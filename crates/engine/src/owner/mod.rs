@@ -7,6 +7,7 @@
 //! Nothing in here waits, asks the time or touches the world. So the simulator can run it in virtual time, and let it die
 //! between any two steps.
 
+mod applying;
 mod asked;
 mod feed_gap;
 mod news;
@@ -31,6 +32,7 @@ use tokio::sync::oneshot;
 use crate::Options;
 use crate::bodies::CachedBodies;
 
+use applying::Applying;
 use asked::Waiter;
 use feed_gap::FeedGap;
 pub use news::{After, Bodiless, Deed, Errand, Life, Seen, Sending, Ticket, Wake};
@@ -86,6 +88,7 @@ pub struct Owner {
     /// Taken out of their lanes and not yet recorded: nothing sends them, whatever a read brings. Whether one has.
     withdrawn: HashMap<Seq, bool>,
     waiters: HashMap<Ticket, Waiter>,
+    applying: Applying,
     tickets: Ticket,
     /// Somebody wants to send a test there as soon as it is known.
     tests: HashMap<EndpointId, Vec<Test>>,
@@ -130,6 +133,7 @@ impl Owner {
             ahead_of_news: BTreeSet::new(),
             withdrawn: HashMap::new(),
             waiters: HashMap::new(),
+            applying: Applying::default(),
             tickets: 0,
             tests: HashMap::new(),
             testers: HashMap::new(),
@@ -218,6 +222,7 @@ impl Owner {
         let to_take_up = std::mem::take(&mut self.to_take_up);
         if !to_take_up.is_empty() {
             self.taking_up_since.get_or_insert(now);
+            self.applying.begin(&to_take_up);
         }
         self.deeds.extend(to_take_up.chunks(AT_ONCE_MAX).map(|chunk| Deed::TakeUp { life, endpoints: chunk.to_vec() }));
         let bodiless = std::mem::take(&mut self.bodiless);
@@ -371,6 +376,11 @@ impl Owner {
 
     pub fn lane_count(&self) -> usize {
         self.scheduler.lane_count()
+    }
+
+    /// Whether a delivery's turn has come and what became of it is not recorded yet.
+    pub fn is_in_flight(&self, endpoint: EndpointId, delivery: DeliveryId) -> bool {
+        self.scheduler.is_in_flight(endpoint, delivery)
     }
 
     pub fn in_flight(&self) -> u32 {

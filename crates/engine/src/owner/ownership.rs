@@ -292,6 +292,7 @@ impl Owner {
         if !tenants.is_empty() {
             self.deeds.push(Deed::CompareVersions { life: self.life, tenants });
         }
+        self.applied(asked);
         self.make_room(now);
     }
 
@@ -337,14 +338,22 @@ impl Owner {
         let target = Arc::new(Target::new(stored));
         if let Some(known) = self.known.get_mut(&endpoint).filter(|known| !known.has_left) {
             let restamps = known.config.schedule != config.schedule;
-            known.target = target;
-            known.config = config.clone();
-            known.mode = mode;
+            let is_changed = known.target.stored != target.stored || known.config != config || known.mode != mode;
+            if is_changed {
+                known.target.supersede();
+                known.target = target;
+                known.config = config.clone();
+                known.mode = mode;
+            }
             if restamps {
                 self.deeds.push(Deed::Restamp { life: self.life, endpoint });
             }
             if self.scheduler.has_lane(endpoint) {
                 self.scheduler.configure(now, &name, endpoint, config, memory, Backlog::Unknown);
+                if is_changed && !plant::is(Plant::StaleConfigurationKept) {
+                    self.give_back_unsent(now, endpoint);
+                    self.scheduler.hint(endpoint);
+                }
             }
         } else {
             let written = memory;

@@ -35,6 +35,7 @@ impl Owner {
                 self.scheduler.configure(now, &known.tenant, endpoint, config, LaneMemory::new(), Backlog::Unknown);
             }
         }
+        self.applied(&[endpoint]);
     }
 
     /// The store could read them, or they are gone.
@@ -52,6 +53,13 @@ impl Owner {
     /// Something was configured anew, and may be readable now.
     pub(super) fn retry_unreadable_now(&mut self, now: Timestamp) {
         for unreadable in self.unreadable.values_mut() {
+            unreadable.retry_at = now;
+        }
+    }
+
+    /// The same for one of them.
+    pub(super) fn retry_unreadable_endpoint(&mut self, now: Timestamp, endpoint: EndpointId) {
+        if let Some(unreadable) = self.unreadable.get_mut(&endpoint) {
             unreadable.retry_at = now;
         }
     }

@@ -9,7 +9,7 @@ use posthaste_core::id::{DeliveryId, EndpointId, EventId, KeyId, ReplayId, Tenan
 use posthaste_core::scheduler::Seq;
 use posthaste_core::time::Timestamp;
 use posthaste_store::{
-    Answer, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command, Commanded,
+    Answer, Applied, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command, Commanded,
     Commands, Configured, DeliveryQuery, DeliveryRow, EndpointQuery, Error, EventQuery, EventRow, Feed, HandedOver, Housekeeping,
     Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record,
     RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow, StatisticsQuery, StatisticsStep, Store, StoredEndpoint,
@@ -135,6 +135,7 @@ impl Store for FaultyStore {
         lane(endpoint: EndpointId) -> Option<LaneState>;
         restamp(endpoint: EndpointId, after: Seq, limit: usize) -> Option<Seq>;
         command(partition: Partition, command: Command) -> Commanded;
+        apply(tenant: TenantId, endpoint: Option<EndpointId>) -> Applied;
         show_lanes(lanes: Vec<LaneShown>) -> ();
         lanes_shown(endpoints: Vec<EndpointId>) -> Vec<LaneShown>;
         count() -> bool;

@@ -165,13 +165,21 @@ impl World {
         Ok(())
     }
 
-    /// A delivery whose partition was given up while its payload was read, or its probe written, is sent by the next owner.
+    /// A delivery whose partition was given up, or whose endpoint was changed, while its payload was read, or its probe written, is sent
+    /// later, by the next owner or by the same one.
     fn drop_given_up(&mut self, node: usize, member: Member, delivery: DeliveryId) {
-        let partition = self.store.rows[number_of_delivery(delivery)].partition;
-        let is_own = self.nodes[node].owner.as_ref().is_some_and(|owner| owner.partitions().contains(&partition));
+        let row = &self.store.rows[number_of_delivery(delivery)];
+        let (partition, endpoint) = (row.partition, self.endpoints[row.endpoint].id);
+        let owner = self.nodes[node].owner.as_ref();
+        let is_owner = owner.is_some_and(|owner| owner.partitions().contains(&partition));
+        let is_own = is_owner && owner.is_some_and(|owner| owner.is_in_flight(endpoint, delivery));
         if !is_own && let Some(hit) = self.bodiless.remove(&(member, delivery)) {
             self.visit("edge", "given back unsent");
-            self.in_flight.remove(&hit);
+            let hit = self.in_flight.remove(&hit).expect("in flight until answered");
+            if is_owner {
+                let circuit = &self.endpoints[hit.endpoint].config.circuit;
+                self.checker.unsendable(hit.endpoint, hit.is_probe, self.now, circuit);
+            }
         }
     }
 
@@ -534,6 +542,7 @@ impl World {
         let endpoint = &mut self.endpoints[endpoint];
         endpoint.before = Before { config: endpoint.config.clone(), mode: endpoint.mode, url: endpoint.url.clone() };
         endpoint.changed_at = self.now;
+        endpoint.is_applied = false;
     }
 
     /// A change is committed. Every node hears of it within 250 ms, if it runs.

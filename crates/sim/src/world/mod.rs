@@ -76,6 +76,8 @@ pub(crate) struct Endpoint {
     pub(crate) is_unreadable: bool,
     /// When what is said now was answered to whoever said it.
     pub(crate) changed_at: Timestamp,
+    /// Its owner has said that it goes by what is said now.
+    pub(crate) is_applied: bool,
     /// What was said before that.
     pub(crate) before: Before,
     mood: Mood,
@@ -468,6 +470,7 @@ impl World {
                 world.endpoints.push(Endpoint {
                     id,
                     tenant: number,
+                    is_applied: false,
                     before: Before { config: config.clone(), mode, url: url.clone() },
                     config,
                     mode,

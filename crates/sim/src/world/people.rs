@@ -66,6 +66,7 @@ enum Wish {
     Cancel,
     SendNow,
     Test,
+    Apply,
 }
 
 impl World {
@@ -304,6 +305,9 @@ impl World {
         };
         self.visit("change", name);
         self.configuration_moves(endpoint);
+        let tenant = self.tenants[self.endpoints[endpoint].tenant].id.clone();
+        let one = Some(self.endpoints[endpoint].id).filter(|_| self.random.random_range(0..4u32) > 0);
+        self.ask(Wish::Apply, endpoint, vec![], Command::Apply { tenant, endpoint: one });
     }
 
     /// Somebody wants a delivery called off, or a whole event.
@@ -428,9 +432,20 @@ impl World {
             (Wish::Cancel | Wish::SendNow, Commanded::InFlight) => self.visit("edge", "cancel refused in flight"),
             (Wish::Test, Commanded::NotBefore(_)) => self.visit("edge", "test-send refused"),
             (Wish::Test, Commanded::Tested(_)) => self.visit("edge", "test-send answered"),
+            // From here on the change is in force, unless there was another one since.
+            (Wish::Apply, Commanded::Done) => {
+                if self.endpoints[question.endpoint].changed_at <= question.asked_at {
+                    self.endpoints[question.endpoint].is_applied = true;
+                }
+                self.visit("edge", "change applied");
+            }
             (Wish::Test, Commanded::NotFound) if self.endpoints[question.endpoint].deleted_at.is_some() => {}
             (Wish::Cancel | Wish::SendNow, Commanded::NotFound | Commanded::NotBefore(_) | Commanded::Tested(_))
-            | (Wish::Test, Commanded::Done | Commanded::NotFound | Commanded::InFlight | Commanded::HasEnded) => {
+            | (Wish::Test, Commanded::Done | Commanded::NotFound | Commanded::InFlight | Commanded::HasEnded)
+            | (
+                Wish::Apply,
+                Commanded::NotFound | Commanded::InFlight | Commanded::HasEnded | Commanded::NotBefore(_) | Commanded::Tested(_),
+            ) => {
                 return fail("that is no answer to it");
             }
         }

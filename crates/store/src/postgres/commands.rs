@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use posthaste_core::id::EndpointId;
+use posthaste_core::id::{EndpointId, TenantId};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
@@ -17,7 +17,10 @@ use super::{Database, cluster};
 use crate::columns::{corrupt, limit, millis};
 use crate::commands::ANSWER_MAX;
 use crate::commands::{COMMANDS_MAX, Queued, channel, question};
-use crate::{COMMAND_MAX, Command, Commanded, Commands, Error, LaneShown, NodeId, Partition, command_document, document};
+use crate::{
+    APPLY_MAX, Applied, COMMAND_MAX, Command, Commanded, Commands, Error, LaneShown, NodeId, Partition, command_document, document,
+    partition_of,
+};
 
 /// How often everybody looks without having been told.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -57,6 +60,37 @@ impl Database {
             None if row::column(&row, "is_taken")? => Err(Error::Unknown),
             None => Err(Error::unavailable("whoever owns it does not answer")),
         }
+    }
+
+    /// The owner in this process is asked directly. If it is another node's, that one is told by a notification.
+    pub(super) async fn apply(&self, tenant: TenantId, endpoint: Option<EndpointId>) -> Result<Applied, Error> {
+        let asked = async {
+            let partition = partition_of(&tenant);
+            let command = Command::Apply { tenant, endpoint };
+            if let Some(Ok(commanded)) = self.ask_here(partition, command.clone()).await {
+                return Applied::of(&Ok(commanded));
+            }
+            match self.is_owned(partition).await {
+                Ok(false) => Applied::Now,
+                Ok(true) => Applied::of(&self.command(partition, command).await),
+                Err(_) => Applied::Unconfirmed,
+            }
+        };
+        Ok(timeout(APPLY_MAX, asked).await.unwrap_or(Applied::Unconfirmed))
+    }
+
+    /// `None` if no one listens in this process; an error if whoever does is not the owner.
+    async fn ask_here(&self, partition: Partition, command: Command) -> Option<Result<Commanded, oneshot::error::RecvError>> {
+        let listener = self.listener.lock().as_ref().and_then(Weak::upgrade)?;
+        let (asked, answered) = question(partition, command);
+        listener.try_send(asked).ok()?;
+        drop(listener);
+        Some(answered.await)
+    }
+
+    async fn is_owned(&self, partition: Partition) -> Result<bool, Error> {
+        let partition = &i16::try_from(partition).map_err(corrupt("partition"))?;
+        self.read(|connection| async move { Ok(connection.query_opt(SELECT_IS_OWNED, &[partition]).await?.is_some()) }).await
     }
 
     async fn answer_to(&self, id: CommandId) -> Result<Commanded, Error> {
@@ -199,6 +233,8 @@ fn seconds(duration: Duration) -> f64 {
 pub(super) const DELETE_OLD_COMMANDS: &str = "DELETE FROM commands WHERE id IN (
        SELECT id FROM commands WHERE created_at < clock_timestamp() - interval '1 minute' ORDER BY created_at LIMIT $1)";
 
+const SELECT_IS_OWNED: &str =
+    "SELECT 1 FROM partitions p JOIN nodes n ON n.id = p.owner WHERE p.id = $1 AND n.expires_at > clock_timestamp()";
 const INSERT_COMMAND: &str = "WITH made AS (
        INSERT INTO commands (id, partition, document, created_at) VALUES ($1, $2, $3, clock_timestamp())
        ON CONFLICT (id) DO NOTHING RETURNING id)

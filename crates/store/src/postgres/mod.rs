@@ -215,9 +215,9 @@ mod verbs {
 
     use super::{Feed, Postgres, commands};
     use crate::{
-        Answer, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command, Commanded,
-        Commands, Configured, DeliveryQuery, DeliveryRow, EndpointQuery, EventQuery, EventRow, HandedOver, Housekeeping, Key,
-        KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record,
+        Answer, Applied, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command,
+        Commanded, Commands, Configured, DeliveryQuery, DeliveryRow, EndpointQuery, EventQuery, EventRow, HandedOver, Housekeeping,
+        Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record,
         RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow, StatisticsQuery, StatisticsStep, Store, StoredEndpoint,
         StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
     };
@@ -284,6 +284,7 @@ mod verbs {
             bodies(deliveries: Vec<Seq>) -> Vec<Body>;
             lane(endpoint: EndpointId) -> Option<LaneState>;
             command(partition: Partition, command: Command) -> Commanded;
+            apply(tenant: TenantId, endpoint: Option<EndpointId>) -> Applied;
             show_lanes(lanes: Vec<LaneShown>) -> ();
             lanes_shown(endpoints: Vec<EndpointId>) -> Vec<LaneShown>;
             count() -> bool;

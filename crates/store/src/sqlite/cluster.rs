@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use posthaste_core::id::{DeliveryId, EndpointId};
+use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
 use posthaste_core::scheduler::Seq;
 use posthaste_core::text::OrderingKey;
 use posthaste_core::time::Timestamp;
@@ -10,7 +10,10 @@ use rusqlite::params;
 
 use super::{SMALL, Sqlite, row};
 use crate::columns::{signed, unsigned};
-use crate::{Claimed, Command, Commanded, Error, HandedOver, LaneShown, LeaveAlone, NodeId, PARTITIONS, Partition, Refusal};
+use crate::{
+    Applied, Claimed, Command, Commanded, Error, HandedOver, LaneShown, LeaveAlone, NodeId, PARTITIONS, Partition, Refusal,
+    partition_of,
+};
 
 /// In this order, which a plain join would turn round: few were handed over, and a great many may wait.
 pub(super) const SELECT_LEFT_ALONE: &str =
@@ -102,6 +105,14 @@ impl Sqlite {
     /// In memory: the owner is this process, and whoever else may ask is too.
     pub(super) async fn command(&self, partition: Partition, command: Command) -> Result<Commanded, Error> {
         self.0.commander.ask(partition, command).await
+    }
+
+    pub(super) async fn apply(&self, tenant: TenantId, endpoint: Option<EndpointId>) -> Result<Applied, Error> {
+        if !self.0.commander.has_listener() {
+            return Ok(Applied::Now);
+        }
+        let partition = partition_of(&tenant);
+        Ok(Applied::of(&self.command(partition, Command::Apply { tenant, endpoint }).await))
     }
 
     pub(super) fn keep_shown(&self, lanes: Vec<LaneShown>) {

@@ -237,9 +237,9 @@ mod verbs {
 
     use super::{Feed, Sqlite};
     use crate::{
-        Answer, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command, Commanded,
-        Commands, Configured, DeliveryQuery, DeliveryRow, EndpointQuery, EventQuery, EventRow, HandedOver, Housekeeping, Key,
-        KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record,
+        Answer, Applied, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command,
+        Commanded, Commands, Configured, DeliveryQuery, DeliveryRow, EndpointQuery, EventQuery, EventRow, HandedOver, Housekeeping,
+        Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record,
         RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow, StatisticsQuery, StatisticsStep, Store, StoredEndpoint,
         StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
     };
@@ -323,6 +323,7 @@ mod verbs {
             record(records: Vec<Record>) -> Vec<RecordedAs>;
             lane(endpoint: EndpointId) -> Option<LaneState>;
             command(partition: Partition, command: Command) -> Commanded;
+            apply(tenant: TenantId, endpoint: Option<EndpointId>) -> Applied;
             count() -> bool;
             statistics(query: StatisticsQuery) -> Vec<StatisticsStep>;
             backlog(query: BacklogQuery) -> Backlog;

@@ -18,6 +18,7 @@ crate::conform! {
     every_kind_of_command_arrives_as_it_was_given
     nobody_who_listens_is_unavailable
     a_command_that_its_owner_drops_is_unavailable_at_once
+    a_change_is_applied_once_its_owner_says_so
     whoever_listens_last_is_asked
     what_is_shown_of_lanes_is_the_youngest
 }
@@ -65,9 +66,11 @@ async fn every_kind_of_command_arrives_as_it_was_given(world: World) {
         Command::CancelEvent { tenant: tenant("acme"), event: event.id.clone(), audit: audit.clone() },
         Command::SendNow { delivery, audit: Audit { address: None, before: Some("\u{1F600}".to_owned()), ..audit } },
         Command::Test { endpoint: EndpointId::from_unique(world.store.unique()), event: Arc::new(event) },
+        Command::Apply { tenant: tenant("acme"), endpoint: Some(EndpointId::from_unique(world.store.unique())) },
+        Command::Apply { tenant: tenant("acme"), endpoint: None },
     ];
     let tested = Commanded::Tested(world.attempt(1, 204));
-    let answers = [Commanded::Done, Commanded::NotFound, Commanded::HasEnded, tested];
+    let answers = [Commanded::Done, Commanded::NotFound, Commanded::HasEnded, tested, Commanded::Done, Commanded::InFlight];
     let mut commands = world.store.commands(world.node);
     for (given, expected) in given.into_iter().zip(answers) {
         let owner = async {
@@ -104,6 +107,24 @@ async fn a_command_that_its_owner_drops_is_unavailable_at_once(world: World) {
     let (answer, ()) = tokio::join!(world.store.command(3, command), owner);
     assert!(matches!(answer, Err(Error::Unavailable(_))), "{answer:?}");
     assert!(began.elapsed() < COMMAND_MAX, "{:?}", began.elapsed());
+}
+
+async fn a_change_is_applied_once_its_owner_says_so(world: World) {
+    let endpoint = EndpointId::from_unique(world.store.unique());
+    let mut commands = world.store.commands(world.node);
+    let owner = async {
+        let Asked { command, partition: at, answer } = commands.next().await.unwrap();
+        assert_eq!(command, Command::Apply { tenant: tenant("acme"), endpoint: Some(endpoint) });
+        assert_eq!(at, partition("acme"));
+        answer.send(Commanded::Done).unwrap();
+    };
+    let (applied, ()) = tokio::join!(world.store.apply(tenant("acme"), Some(endpoint)), owner);
+    assert_eq!(applied.unwrap(), Applied::Now);
+    // An owner that does not answer keeps no one waiting for long.
+    let began = Instant::now();
+    let applied = world.store.apply(tenant("acme"), None).await.unwrap();
+    assert_eq!(applied, Applied::Unconfirmed);
+    assert!(began.elapsed() < APPLY_MAX * 2, "{:?}", began.elapsed());
 }
 
 async fn whoever_listens_last_is_asked(world: World) {

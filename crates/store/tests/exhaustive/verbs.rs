@@ -334,6 +334,7 @@ const READING: &[&str] = &[
     "clock_status",
     "handed_over_left",
     "unique",
+    "apply",
     "configuration_number",
     "endpoint",
     "endpoints",

@@ -1,0 +1,93 @@
+//! Callers that wait until the owner goes by a changed configuration.
+//!
+//! An endpoint that is cached is read again, by a read that begins after the request: one that is under way may have looked before
+//! the change was committed. What is not cached is read before anything is sent there.
+
+use std::collections::HashMap;
+
+use posthaste_core::id::{EndpointId, TenantId};
+use posthaste_core::time::Timestamp;
+use posthaste_store::{Commanded, RecordedAs};
+use tokio::sync::oneshot;
+
+use super::asked::Waiter;
+use super::{Owner, Ticket};
+
+#[derive(Default, Debug)]
+pub(super) struct Applying {
+    /// These wait for a read that has not begun.
+    unread: HashMap<EndpointId, Vec<Ticket>>,
+    /// These wait for the read that is under way.
+    reading: HashMap<EndpointId, Vec<Ticket>>,
+}
+
+impl Applying {
+    /// A read of these begins.
+    pub(super) fn begin(&mut self, endpoints: &[EndpointId]) {
+        if self.unread.is_empty() {
+            return;
+        }
+        for endpoint in endpoints {
+            if let Some(tickets) = self.unread.remove(endpoint) {
+                self.reading.entry(*endpoint).or_default().extend(tickets);
+            }
+        }
+    }
+
+    /// It has ended: who hears of it, and whether another one is wanted.
+    fn end(&mut self, endpoint: EndpointId) -> (Vec<Ticket>, bool) {
+        (self.reading.remove(&endpoint).unwrap_or_default(), self.unread.contains_key(&endpoint))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.unread.is_empty() && self.reading.is_empty()
+    }
+}
+
+impl Owner {
+    /// What is known here about these, or is just being read.
+    pub(super) fn cached_endpoints(&self, tenant: &TenantId, endpoint: Option<EndpointId>) -> Vec<EndpointId> {
+        let is_cached = |endpoint: &EndpointId| {
+            self.known.contains_key(endpoint) || self.taking_up.contains(endpoint) || self.unreadable.contains_key(endpoint)
+        };
+        if let Some(endpoint) = endpoint {
+            return Some(endpoint).filter(is_cached).into_iter().collect();
+        }
+        // Of those that are being read for the first time the tenant is not known yet.
+        let known = self.tenants.get(tenant).map(|tenant| tenant.endpoints.clone()).unwrap_or_default();
+        let unknown = self.taking_up.iter().chain(self.unreadable.keys()).copied();
+        known.into_iter().chain(unknown.filter(|endpoint| !self.known.contains_key(endpoint))).collect()
+    }
+
+    /// Reads these again, and answers once that is done.
+    pub(super) fn apply(&mut self, now: Timestamp, endpoints: Vec<EndpointId>, answer: oneshot::Sender<Commanded>) {
+        if endpoints.is_empty() {
+            let _ = answer.send(Commanded::Done);
+            return;
+        }
+        self.tickets += 1;
+        let ticket = self.tickets;
+        self.waiters.insert(ticket, Waiter { left: endpoints.len(), is_any_done: true, answer });
+        for endpoint in endpoints {
+            self.retry_unreadable_endpoint(now, endpoint);
+            self.take_up(endpoint);
+            self.applying.unread.entry(endpoint).or_default().push(ticket);
+        }
+    }
+
+    /// The store has answered about these, and what it said is in force.
+    pub(super) fn applied(&mut self, endpoints: &[EndpointId]) {
+        if self.applying.is_empty() {
+            return;
+        }
+        for endpoint in endpoints {
+            let (tickets, is_wanted) = self.applying.end(*endpoint);
+            for ticket in tickets {
+                self.answer(ticket, RecordedAs::Done);
+            }
+            if is_wanted {
+                self.take_up(*endpoint);
+            }
+        }
+    }
+}

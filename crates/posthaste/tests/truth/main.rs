@@ -1,0 +1,6 @@
+//! What the server says is true, with the real binary, on both databases.
+
+#![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
+
+mod changes;
+mod server;
