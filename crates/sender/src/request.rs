@@ -133,6 +133,9 @@ const WEBHOOK_TIMESTAMP: HeaderName = HeaderName::from_static("webhook-timestamp
 const WEBHOOK_SIGNATURE: HeaderName = HeaderName::from_static("webhook-signature");
 const DELIVERY: HeaderName = HeaderName::from_static("posthaste-delivery");
 const ATTEMPT: HeaderName = HeaderName::from_static("posthaste-attempt");
+const EVENT_TYPE: HeaderName = HeaderName::from_static("posthaste-event-type");
+const EVENT_TIMESTAMP: HeaderName = HeaderName::from_static("posthaste-event-timestamp");
+const TENANT: HeaderName = HeaderName::from_static("posthaste-tenant");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 const USER_AGENT_VALUE: &str = concat!("Posthaste/", env!("CARGO_PKG_VERSION"));
@@ -159,6 +162,12 @@ pub fn build(one_try: &Try<'_>) -> Request<Full<Bytes>> {
     set(WEBHOOK_ID, event.id.as_str().to_owned());
     set(DELIVERY, delivery.clone());
     set(ATTEMPT, attempt.to_string());
+    if let PayloadFormat::Data = payload_format {
+        // The body says nothing about the event itself.
+        set(EVENT_TYPE, event.event_type.as_str().to_owned());
+        set(EVENT_TIMESTAMP, event.timestamp.to_rfc3339());
+        set(TENANT, event.tenant.as_str().to_owned());
+    }
     if let Some(PassedOn { traceparent, tracestate }) = trace::passed_on(event, *span) {
         set(TRACEPARENT, traceparent);
         if let Some(tracestate) = tracestate {
@@ -215,6 +224,7 @@ fn envelope(event: &Event) -> String {
     }
     field(&mut text, ",\"tenant\":", event.tenant.as_str());
     field(&mut text, ",\"timestamp\":", &event.timestamp.to_rfc3339());
+    labels(&mut text, event);
     payload(&mut text, event);
     text
 }
@@ -233,6 +243,16 @@ fn cloud_event(event: &Event) -> String {
     text.push_str(",\"datacontenttype\":\"application/json\"");
     payload(&mut text, event);
     text
+}
+
+/// Only where there are any.
+fn labels(text: &mut String, event: &Event) {
+    for (place, label) in event.labels.iter().enumerate() {
+        field(text, if place == 0 { ",\"labels\":[" } else { "," }, label.as_str());
+    }
+    if !event.labels.is_empty() {
+        text.push(']');
+    }
 }
 
 fn payload(text: &mut String, event: &Event) {
@@ -342,18 +362,21 @@ mod tests {
         check(
             request(&hex, &[SECRET, "an-old-secret-of-theirs"], PayloadFormat::Data, &[]),
             &expect![[r#"
-            POST https://example.com:8443/hooks?x=1
-            host: example.com:8443
-            content-type: application/json
-            user-agent: Posthaste/0.1.0
-            webhook-id: evt_1
-            posthaste-delivery: dlv_00000000000000000000000007
-            posthaste-attempt: 3
-            x-id: evt_1
-            x-delivery: dlv_00000000000000000000000007
-            x-time: 1800000000
-            x-sig: sha256=2b4a4b3f59cb9f2833da85192271193528fdc210ff9c47a2374fb28f2ad2a884,sha256=ec5699e22c13cca2f10f565a6dea1cf8d94007196fcb314e404aa895928201cb
-            { "b":1.00, "a" : 12345678901234567890123 }"#]],
+                POST https://example.com:8443/hooks?x=1
+                host: example.com:8443
+                content-type: application/json
+                user-agent: Posthaste/0.1.0
+                webhook-id: evt_1
+                posthaste-delivery: dlv_00000000000000000000000007
+                posthaste-attempt: 3
+                posthaste-event-type: invoice.paid
+                posthaste-event-timestamp: 2026-04-08T10:15:30.250Z
+                posthaste-tenant: acme
+                x-id: evt_1
+                x-delivery: dlv_00000000000000000000000007
+                x-time: 1800000000
+                x-sig: sha256=2b4a4b3f59cb9f2833da85192271193528fdc210ff9c47a2374fb28f2ad2a884,sha256=ec5699e22c13cca2f10f565a6dea1cf8d94007196fcb314e404aa895928201cb
+                { "b":1.00, "a" : 12345678901234567890123 }"#]],
         );
     }
 
@@ -378,6 +401,27 @@ mod tests {
         }
         let named = |name: &&String| name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
         assert!(read.as_object().unwrap().keys().all(|name| named(&name)), "no other characters are allowed in names");
+    }
+
+    #[test]
+    fn an_envelope_has_the_labels_that_there_are_before_its_data() {
+        let label = |text: &str| posthaste_core::text::Label::parse(text).unwrap();
+        let with = |labels: Vec<posthaste_core::text::Label>| envelope(&Event { labels: Labels::new(labels).unwrap(), ..event() });
+        assert!(!with(vec![]).contains("labels"));
+        let labelled = with(vec![label("eu"), label("a \"quoted\" one")]);
+        assert!(labelled.contains(r#""labels":["eu","a \"quoted\" one"],"data":{ "b":1.00"#), "{labelled}");
+        serde_json::from_str::<serde_json::Value>(&labelled).unwrap();
+    }
+
+    #[test]
+    fn data_alone_comes_with_headers_that_say_what_it_is() {
+        let built = request(&Signing::Standard, &[SECRET], PayloadFormat::Data, &[]);
+        let header = |name: &str| built.headers()[name].to_str().unwrap().to_owned();
+        assert_eq!(header("posthaste-event-type"), "invoice.paid");
+        assert_eq!(header("posthaste-event-timestamp"), event().timestamp.to_rfc3339());
+        assert_eq!(header("posthaste-tenant"), "acme");
+        let enveloped = request(&Signing::Standard, &[SECRET], PayloadFormat::Envelope, &[]);
+        assert!(!enveloped.headers().contains_key("posthaste-event-type"));
     }
 
     #[test]
