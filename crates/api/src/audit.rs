@@ -1,13 +1,18 @@
 //! `/v1/audit`: who changed what, when, from where.
 
+use std::time::Duration;
+
 use axum::response::Response;
+use posthaste_core::event::{EventType, TypePatterns};
+use posthaste_core::time::Timestamp;
 use posthaste_store::AuditRow;
 use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::call::{Call, List, ok};
+use crate::call::{Call, List};
 use crate::problem::Problem;
+use crate::query::{ACTION, ACTOR, FROM, Query, RESOURCE, TO};
 
 const LIST: &str = "audit";
 
@@ -34,9 +39,76 @@ pub(crate) struct AuditView {
 pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
     let limit = call.query.limit()?;
     let before = call.query.cursor(LIST, |position| position.parse::<u64>().ok())?;
-    let Ok(tenant) = call.caller.narrowed_to(call.query.tenant()?) else { return Ok(ok(&List::<AuditView>::empty())) };
-    let rows = call.app.store.audit(tenant, before, limit + 1).await?;
-    Ok(ok(&List::cut(rows, limit, LIST, |row: &AuditRow| row.seq.to_string(), view)))
+    let Ok(tenant) = call.caller.narrowed_to(call.query.tenant()?) else { return Ok(call.list(List::<AuditView>::empty())) };
+    let filter = Filter::read(&call.query)?;
+    let (mut found, mut before, mut looked_at) = (Vec::new(), before, 0);
+    let next = loop {
+        let rows = call.app.store.audit(tenant.clone(), before, LOOK_ROWS).await?;
+        let is_last = rows.len() < LOOK_ROWS || rows.last().is_some_and(|row| filter.is_over(row));
+        looked_at += rows.len();
+        for row in rows {
+            before = Some(row.seq);
+            if filter.covers(&row) {
+                found.push(row);
+            }
+            if found.len() > limit {
+                break;
+            }
+        }
+        if found.len() > limit {
+            found.truncate(limit);
+            break found.last().map(|row| row.seq);
+        }
+        if is_last {
+            break None;
+        }
+        // The rest is on the next page: this one may be short, or empty.
+        if looked_at >= SCAN_ROWS_MAX {
+            break before;
+        }
+    };
+    Ok(call.list(List::new(found.iter().map(view).collect(), LIST, next.map(|seq| seq.to_string()))))
+}
+
+/// Rows that one look reads, and that one page looks at.
+const LOOK_ROWS: usize = 500;
+const SCAN_ROWS_MAX: usize = 2_000;
+/// Entries are in the order of their numbers. What was committed later than its neighbours may be a little out of time.
+const OUT_OF_TIME_MAX: Duration = Duration::from_mins(10);
+
+/// What the list is narrowed to.
+struct Filter {
+    actor: Option<String>,
+    actions: TypePatterns,
+    resource: Option<String>,
+    from: Option<Timestamp>,
+    to: Option<Timestamp>,
+}
+
+impl Filter {
+    fn read(query: &Query) -> Result<Filter, Problem> {
+        Ok(Filter {
+            actor: query.text(&ACTOR).map(str::to_owned),
+            actions: query.patterns(&ACTION)?,
+            resource: query.text(&RESOURCE).map(str::to_owned),
+            from: query.time(&FROM)?,
+            to: query.time(&TO)?,
+        })
+    }
+
+    fn covers(&self, row: &AuditRow) -> bool {
+        let audit = &row.audit;
+        self.actor.as_ref().is_none_or(|actor| *actor == audit.actor)
+            && self.resource.as_ref().is_none_or(|resource| *resource == audit.subject)
+            && EventType::parse(&audit.action).is_ok_and(|action| self.actions.covers_or_is_empty(&action))
+            && self.from.is_none_or(|from| from <= row.at)
+            && self.to.is_none_or(|to| row.at < to)
+    }
+
+    /// Everything after this one is older than what was asked for.
+    fn is_over(&self, row: &AuditRow) -> bool {
+        self.from.is_some_and(|from| row.at + OUT_OF_TIME_MAX < from)
+    }
 }
 
 fn view(row: &AuditRow) -> AuditView {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use bytes::{Bytes, BytesMut};
-use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
 use http::request::Parts;
 use http_body_util::BodyExt;
 use serde::Deserialize;
@@ -23,6 +23,10 @@ use crate::problem::Problem;
 
 /// Room for bodies is given out in pieces of this size, so that a permit fits into 32 bits.
 const UNIT_BYTES: usize = 1024;
+
+/// How much of a body that is too large is read, so that its sender gets to see the answer, and for how long.
+const DRAINED_BYTES_MAX: usize = 32 * 1024 * 1024;
+const DRAINED_WITHIN: Duration = Duration::from_secs(5);
 
 /// What all requests together may keep of bodies that are not dealt with yet.
 #[derive(Clone, Debug)]
@@ -61,6 +65,9 @@ pub(crate) struct Pieces {
     arrives_by: Instant,
     /// Of the whole request; it stands still while we wait for the client.
     deadline: Arc<Deadline>,
+    /// It was announced to be.
+    is_too_large: bool,
+    is_worth_draining: bool,
 }
 
 impl Pieces {
@@ -73,9 +80,6 @@ impl Pieces {
         deadline: &Arc<Deadline>,
     ) -> Result<Pieces, Problem> {
         let declared = parts.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-        if declared.is_some_and(|declared| declared > bytes_max) {
-            return Err(Problem::too_large(bytes_max));
-        }
         let mut pieces = Pieces {
             body,
             budget: budget.clone(),
@@ -85,9 +89,14 @@ impl Pieces {
             bytes_max,
             arrives_by: Instant::now() + patience,
             deadline: Arc::clone(deadline),
+            is_too_large: declared.is_some_and(|declared| declared > bytes_max),
+            // Somebody who asks before sending is told at once, and one who announces more than we would read too.
+            is_worth_draining: !parts.headers.contains_key(EXPECT) && declared.is_none_or(|declared| declared <= DRAINED_BYTES_MAX),
         };
         // What was announced is reserved at once, so that nobody is turned away halfway.
-        pieces.reserve(declared.unwrap_or(0))?;
+        if !pieces.is_too_large {
+            pieces.reserve(declared.unwrap_or(0))?;
+        }
         Ok(pieces)
     }
 
@@ -104,6 +113,10 @@ impl Pieces {
     }
 
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Problem> {
+        if self.is_too_large {
+            self.drain().await;
+            return Err(Problem::too_large(self.bytes_max));
+        }
         loop {
             self.deadline.pause();
             let frame = tokio::time::timeout_at(self.arrives_by, self.body.frame()).await;
@@ -115,11 +128,24 @@ impl Pieces {
             let Ok(piece) = frame.into_data() else { continue };
             self.read_bytes += piece.len();
             if self.read_bytes > self.bytes_max {
+                self.drain().await;
                 return Err(Problem::too_large(self.bytes_max));
             }
             self.reserve(self.read_bytes)?;
             return Ok(Some(piece));
         }
+    }
+
+    /// Reads what is left and throws it away, within bounds: a client that is still sending when the connection is closed may never
+    /// see the answer.
+    async fn drain(&mut self) {
+        let until = (Instant::now() + DRAINED_WITHIN).min(self.arrives_by);
+        self.deadline.pause();
+        while self.is_worth_draining && self.read_bytes <= DRAINED_BYTES_MAX {
+            let Ok(Some(Ok(frame))) = tokio::time::timeout_at(until, self.body.frame()).await else { break };
+            self.read_bytes += frame.data_ref().map_or(0, Bytes::len);
+        }
+        self.deadline.resume();
     }
 
     /// All of it. A body that comes in one piece is not copied.

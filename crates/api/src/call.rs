@@ -45,6 +45,8 @@ pub(crate) struct Call {
     pub(crate) deadline: Arc<Deadline>,
     /// Set by a change that its owner has not confirmed; read by the router, which tells the caller.
     pub(crate) effective_by: Arc<OnceLock<Timestamp>>,
+    /// Before anything was read for it.
+    pub(crate) began_at: Timestamp,
 }
 
 impl Call {
@@ -105,6 +107,11 @@ impl Call {
             (Some(_), Some(_)) => Err(Problem::unreadable("the Idempotency-Key header is given twice")),
             (None, _) => Err(Problem::unreadable(format!("the Idempotency-Key header: {}", IdempotencyKey::RULE))),
         }
+    }
+
+    /// A page, with the time as of which it is true: nothing that was there before is missing.
+    pub(crate) fn list<T: Serialize>(&self, list: List<T>) -> Response {
+        ok(&List { as_of: self.began_at.to_rfc3339(), ..list })
     }
 
     /// Changes the configuration. What comes next on this node sees it, and deliveries go by it: the owner of the lanes has
@@ -211,17 +218,20 @@ impl Precondition {
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct List<T> {
     data: Vec<T>,
+    /// When it was read. What depends on a delivery that is under way is at most two seconds older.
+    #[schema(format = DateTime)]
+    as_of: String,
     /// Where the next page begins; `null` on the last.
     next_cursor: Option<String>,
 }
 
 impl<T> List<T> {
     pub(crate) fn empty() -> List<T> {
-        List { data: vec![], next_cursor: None }
+        List { data: vec![], as_of: String::new(), next_cursor: None }
     }
 
     pub(crate) fn new(data: Vec<T>, list: &str, next: Option<String>) -> List<T> {
-        List { data, next_cursor: next.map(|position| cursor::write(list, &position)) }
+        List { data, as_of: String::new(), next_cursor: next.map(|position| cursor::write(list, &position)) }
     }
 
     /// From rows of which one more than the page was asked for, which tells whether there is another.

@@ -13,8 +13,9 @@ use posthaste_core::delivery::State;
 use posthaste_core::endpoint::{Policies, Status};
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
 use posthaste_core::tenant::Tenant;
+use posthaste_core::text::Label;
 use posthaste_core::time::{Timestamp, millis};
-use posthaste_store::{AttemptRecord, Command, Commanded, Cursor, DeliveryQuery, DeliveryRow, Page, StatusFilter};
+use posthaste_store::{AttemptRecord, Command, Commanded, Cursor, DeliveryQuery, DeliveryRow, EventRow, Page, StatusFilter};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -137,37 +138,72 @@ pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
 /// A page of deliveries or of dead letters, narrowed by the same filters.
 pub(crate) async fn page(call: &Call, list: &str, is_dead: bool) -> Result<Response, Problem> {
     let query = &call.query;
-    let status = query.word(&STATUS)?;
+    let statuses = query.words(&STATUS)?;
+    let labels = query.labels()?;
     let hold_reason = query.word(&HOLD_REASON)?;
     let wanted = DeliveryQuery {
         tenant: None,
         endpoint: query.endpoint()?,
         event: query.event()?,
-        status: match status {
-            Some("delivered") => Some(StatusFilter::Delivered),
-            Some("dead") => Some(StatusFilter::Dead),
-            Some("cancelled") => Some(StatusFilter::Cancelled),
-            Some(_) => Some(StatusFilter::Waiting),
-            None if hold_reason.is_some() => Some(StatusFilter::Waiting),
-            None => None,
+        statuses: match hold_reason {
+            Some(_) => vec![StatusFilter::Waiting],
+            None => statuses.iter().map(|status| stored_as(status)).collect(),
         },
-        event_type: query.event_type()?,
+        event_types: query.event_types()?,
         from: query.time(&FROM)?,
         to: query.time(&TO)?,
         before: query.cursor(list, |position| position.parse::<Cursor>().ok())?,
         limit: query.limit()?,
     };
-    let Ok(tenant) = call.caller.narrowed_to(query.tenant()?) else { return Ok(ok(&List::<DeliveryView>::empty())) };
+    let Ok(tenant) = call.caller.narrowed_to(query.tenant()?) else { return Ok(call.list(List::<DeliveryView>::empty())) };
     let wanted = DeliveryQuery { tenant, ..wanted };
     let Page { rows, next } =
         if is_dead { call.app.store.dead_letters(wanted).await? } else { call.app.store.deliveries(wanted).await? };
+    let rows = with_labels(&call.app, rows, &labels).await?;
     let surroundings = Surroundings::of(&call.app, &rows).await?;
     // What is computed is judged row by row: a page may be short while there is a next one.
     let covers = |view: &DeliveryView| {
-        status.is_none_or(|wanted| view.status == wanted) && hold_reason.is_none_or(|wanted| view.hold_reason == Some(wanted))
+        (statuses.is_empty() || statuses.contains(&view.status))
+            && hold_reason.is_none_or(|wanted| view.hold_reason == Some(wanted))
     };
     let views = rows.iter().map(|row| surroundings.view(&call.app, row)).filter(covers).collect();
-    Ok(ok(&List::new(views, list, next.map(|next| next.to_string()))))
+    Ok(call.list(List::new(views, list, next.map(|next| next.to_string()))))
+}
+
+/// What the store knows of a status; the rest is computed.
+fn stored_as(status: &str) -> StatusFilter {
+    match status {
+        "delivered" => StatusFilter::Delivered,
+        "dead" => StatusFilter::Dead,
+        "cancelled" => StatusFilter::Cancelled,
+        _ => StatusFilter::Waiting,
+    }
+}
+
+/// The deliveries of a page whose event has all of these labels. Labels are kept with the event: each is read once.
+async fn with_labels(app: &App, rows: Vec<DeliveryRow>, labels: &[Label]) -> Result<Vec<DeliveryRow>, Problem> {
+    if labels.is_empty() {
+        return Ok(rows);
+    }
+    let mut events = HashMap::new();
+    let mut found = Vec::new();
+    for row in rows {
+        let key = (row.tenant.clone(), row.event.clone());
+        let known: Option<bool> = events.get(&key).copied();
+        let has_them = if let Some(known) = known {
+            known
+        } else {
+            let event = app.store.event(Some(row.tenant.clone()), row.event.clone()).await?;
+            let has = |event: EventRow| labels.iter().all(|wanted| event.labels.iter().any(|label| label == wanted));
+            let has_them = event.is_some_and(has);
+            events.insert(key, has_them);
+            has_them
+        };
+        if has_them {
+            found.push(row);
+        }
+    }
+    Ok(found)
 }
 
 pub(crate) async fn read(call: Call) -> Result<Response, Problem> {
@@ -184,7 +220,7 @@ pub(crate) async fn attempts(call: Call) -> Result<Response, Problem> {
     attempts.reverse();
     attempts.retain(|attempt| before.is_none_or(|before| attempt.number < before));
     let view = |attempt: &AttemptRecord| AttemptView::show(Some(row.id), attempt);
-    Ok(ok(&List::cut(attempts, limit, ATTEMPTS, |attempt| attempt.number.to_string(), view)))
+    Ok(call.list(List::cut(attempts, limit, ATTEMPTS, |attempt| attempt.number.to_string(), view)))
 }
 
 pub(crate) async fn retry(call: Call) -> Result<Response, Problem> {
@@ -280,7 +316,7 @@ async fn place_in_lane(app: &App, row: &DeliveryRow) -> Result<Option<u64>, Prob
     let mut query = DeliveryQuery {
         tenant: Some(row.tenant.clone()),
         endpoint: Some(row.endpoint),
-        status: Some(StatusFilter::Waiting),
+        statuses: vec![StatusFilter::Waiting],
         limit: 1000,
         ..DeliveryQuery::default()
     };
@@ -356,7 +392,7 @@ impl Surroundings {
         let facts = Facts {
             state: row.state,
             attempts: row.attempts,
-            is_in_flight: around.observed.is_in_flight(row.id),
+            is_in_flight: around.observed.is_in_flight(row.id, row.state),
             event_type: &row.event_type,
             is_priority: row.is_priority,
             is_head_of_key: row.is_head_of_key,

@@ -293,7 +293,7 @@ pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
     let limit = call.query.limit()?;
     let before = call.query.cursor(LIST, |position| EndpointId::parse(position).ok())?;
     let uid = call.query.text(&UID).map(EndpointUid::parse).transpose().map_err(|error| Problem::invalid("uid", error))?;
-    let Ok(tenant) = call.caller.narrowed_to(call.query.tenant()?) else { return Ok(ok(&List::<EndpointView>::empty())) };
+    let Ok(tenant) = call.caller.narrowed_to(call.query.tenant()?) else { return Ok(call.list(List::<EndpointView>::empty())) };
     let rows = call.app.store.endpoints(EndpointQuery { tenant, uid, before, limit: limit + 1 }).await?;
     let shown: Vec<EndpointId> = rows.iter().take(limit).map(|row| row.endpoint.id).collect();
     let mut observed = lanes_and_health(&call.app, &shown).await?;
@@ -314,7 +314,7 @@ pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
         })
         .collect();
     let position = |found: &Found| found.stored.endpoint.id.to_string();
-    Ok(ok(&List::cut(rows, limit, LIST, position, |found| found.view(&call.app))))
+    Ok(call.list(List::cut(rows, limit, LIST, position, |found| found.view(&call.app))))
 }
 
 pub(crate) async fn read(call: Call) -> Result<Response, Problem> {
@@ -404,6 +404,11 @@ async fn find_by_uid(call: &Call, tenant: &TenantId, uid: &EndpointUid) -> Resul
 
 /// The endpoint that the address names, if it is there for this caller.
 pub(crate) async fn find(call: &Call) -> Result<Found, Problem> {
+    if let Some(uid) = call.name.strip_prefix("uid:") {
+        let uid = EndpointUid::parse(uid).map_err(|_| Problem::not_found())?;
+        let tenant = call.caller.tenant_for(call.query.tenant()?.as_ref().map(TenantId::as_str))?;
+        return find_by_uid(call, &tenant, &uid).await?.ok_or_else(Problem::not_found);
+    }
     let id = EndpointId::parse(&call.name).map_err(|_| Problem::not_found())?;
     let stored = find_stored(call, id).await?;
     complete(&call.app, stored).await
@@ -504,6 +509,9 @@ pub(crate) fn refused(refusal: Refusal) -> Problem {
         Refusal::LimitReached => Problem::conflict("The tenant has as many endpoints as it may have."),
         Refusal::StillWaiting => Problem::conflict("It has not ended yet."),
         Refusal::PayloadGone => Problem::conflict("Its payload is gone, so there is nothing to send."),
+        Refusal::Unsubscribed => {
+            Problem::conflict("The endpoint does not subscribe to this event type any more. Subscribe it first.")
+        }
         Refusal::EndpointTakesNothing => Problem::conflict("The endpoint is disabled or deleted. Enable it first."),
         Refusal::LeaseEnded => Problem::unavailable("This node is not part of the cluster now."),
     }
@@ -556,16 +564,22 @@ impl EndpointBody {
             .uid
             .over(endpoint.uid, |uid| EndpointUid::parse(&uid).map(Some).map_err(|error| Problem::invalid("uid", error)))?;
         let Subscription { event_types, disabled_event_types, filter } = endpoint.subscription;
+        let types = |field: &str, list: &[String]| match app.options.types_per_endpoint_max {
+            max if list.len() > max => Err(Problem::invalid(field, format!("at most {max} event types in a list"))),
+            _ => patterns(field, list),
+        };
         endpoint.subscription = Subscription {
-            event_types: self.event_types.over(event_types, |list| patterns("event_types", &list))?,
+            event_types: self.event_types.over(event_types, |list| types("event_types", &list))?,
             disabled_event_types: self
                 .disabled_event_types
-                .over(disabled_event_types, |list| patterns("disabled_event_types", &list))?,
+                .over(disabled_event_types, |list| types("disabled_event_types", &list))?,
             filter: self.filter.over(filter, |source| read_filter(source.get()).map(Some))?,
         };
-        endpoint.max_in_flight = self.max_in_flight.over(endpoint.max_in_flight, |count| {
-            MaxInFlight::new(count).map_err(|error| Problem::invalid("max_in_flight", error))
-        })?;
+        if !is_still_inherited.contains(&"max_in_flight") {
+            endpoint.max_in_flight = self.max_in_flight.over(endpoint.max_in_flight, |count| {
+                MaxInFlight::new(count).map(Some).map_err(|error| Problem::invalid("max_in_flight", error))
+            })?;
+        }
         let shown = |field: &str| document.and_then(|document| document.get(field));
         let policies = &mut endpoint.policies;
         if !is_still_inherited.contains(&"retry") {
@@ -608,6 +622,7 @@ impl EndpointBody {
             "timeout" => !self.timeout.is_absent(),
             "circuit" => !self.circuit.is_absent(),
             "delivery_schedule" => !self.delivery_schedule.is_absent(),
+            "max_in_flight" => !self.max_in_flight.is_absent(),
             _ => !self.rate_limit.is_absent(),
         };
         let is_the_same = |name: &str| match name {
@@ -622,6 +637,7 @@ impl EndpointBody {
                 }
                 Given::Absent | Given::Null | Given::Is(Liftable::Lift) => false,
             },
+            "max_in_flight" => matches!(self.max_in_flight, Given::Is(count) if document[name] == count),
             _ => match &self.rate_limit {
                 Given::Is(Liftable::Set(given)) => is_shown(document, name, &Ok(given.clone())),
                 Given::Absent | Given::Null | Given::Is(Liftable::Lift) => false,
@@ -634,7 +650,7 @@ impl EndpointBody {
     }
 }
 
-const POLICY_NAMES: [&str; 5] = ["retry", "timeout", "circuit", "delivery_schedule", "rate_limit"];
+const POLICY_NAMES: [&str; 6] = ["retry", "timeout", "circuit", "delivery_schedule", "rate_limit", "max_in_flight"];
 
 fn is_shown<T: Serialize>(document: &Value, field: &str, given: &Result<T, Problem>) -> bool {
     given.as_ref().is_ok_and(|given| serde_json::to_value(given).is_ok_and(|given| document.get(field) == Some(&given)))
@@ -792,6 +808,7 @@ fn view(app: &App, endpoint: &Endpoint, secrets: &[StoredSecret], policies: &Pol
         ("circuit", own.circuit.is_none()),
         ("delivery_schedule", own.delivery_schedule == Override::Inherit),
         ("rate_limit", own.rate_limit == Override::Inherit),
+        ("max_in_flight", endpoint.max_in_flight.is_none()),
     ];
     let present = secrets.iter().find(|stored| stored.until.is_none());
     let public_key = match endpoint.signing {
@@ -823,7 +840,7 @@ fn view(app: &App, endpoint: &Endpoint, secrets: &[StoredSecret], policies: &Pol
             .as_ref()
             .map(|filter| RawValue::from_string(filter.source().to_owned()).expect("checked when it came in")),
         rate_limit: show_rate_limit(&own.rate_limit, policies.rate_limit),
-        max_in_flight: endpoint.max_in_flight.get(),
+        max_in_flight: endpoint.max_in_flight.unwrap_or(policies.max_in_flight).get(),
         delivery_schedule: show_schedule(&own.delivery_schedule, policies.delivery_schedule.as_ref()),
         retry: RetryBody::show(&policies.retry),
         timeout: TimeoutView::show(policies.timeout, &observed.timeout(), &app.options.timeout_rules),

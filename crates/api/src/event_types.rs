@@ -15,7 +15,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::call::{Call, List, TRIES_MAX, answer, no_content, ok, tagged, version_of, with_change};
+use crate::call::{Call, List, TRIES_MAX, answer, no_content, tagged, version_of, with_change};
 use crate::endpoints::{changed_all_the_time, refused};
 use crate::given::{Given, check_read_only};
 use crate::problem::Problem;
@@ -84,7 +84,7 @@ pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
     let after = call.query.cursor(LIST, |position| EventType::parse(position).ok())?;
     let entries = call.app.store.event_types().await?;
     let rows = entries.into_iter().filter(|entry| after.as_ref().is_none_or(|after| *after < entry.name)).take(limit + 1).collect();
-    Ok(ok(&List::cut(rows, limit, LIST, |entry: &Entry| entry.name.to_string(), view)))
+    Ok(call.list(List::cut(rows, limit, LIST, |entry: &Entry| entry.name.to_string(), view)))
 }
 
 pub(crate) async fn create(call: Call) -> Result<Response, Problem> {

@@ -15,7 +15,7 @@ use posthaste_core::time::Timestamp;
 use posthaste_core::trace::TraceContext;
 use posthaste_store::catalogue::Catalogue;
 use posthaste_store::{
-    Command, Commanded, Cursor, DeliveryQuery, Draft, Error, EventQuery, EventRow, NewEvent, Page, Published as Stored,
+    Command, Commanded, Cursor, DeliveryQuery, Draft, Error, EventQuery, EventRow, KnownBy, NewEvent, Page, Published as Stored,
     StatusFilter, partition_of,
 };
 use serde::{Deserialize, Serialize};
@@ -157,14 +157,14 @@ pub(crate) async fn commit(app: &App, events: Vec<NewEvent>, began: Began) -> Re
     if let (Some((metrics, events)), Ok(stored)) = (counted, &stored) {
         metrics.publishing().created(events.iter().zip(stored).filter_map(|(event, stored)| match stored {
             Stored::Made { deliveries } => Some((&event.tenant, &event.event_type, *deliveries)),
-            Stored::Duplicate { .. } | Stored::Conflict => None,
+            Stored::Duplicate { .. } | Stored::Conflict { .. } => None,
         }));
     }
     match &stored {
-        Ok(_) => app.publishing.worked(),
+        Ok(_) => app.readiness.publishing.worked(),
         // Having too much to do is not being broken.
         Err(Error::Overloaded { .. }) => {}
-        Err(error) => app.publishing.failed(error),
+        Err(error) => app.readiness.publishing.failed(error),
     }
     stored
 }
@@ -189,8 +189,14 @@ impl Published {
             Stored::Duplicate { event, event_type, timestamp, deliveries } => {
                 Ok(shown(&event, &event_type, timestamp, true, deliveries))
             }
-            Stored::Conflict => {
-                Err(Problem::conflict("The same id or idempotency key was used before, with another body. Nothing was stored."))
+            Stored::Conflict { event: first, by } => {
+                let what = match by {
+                    KnownBy::Id => "id",
+                    KnownBy::IdempotencyKey => "idempotency key",
+                };
+                Err(Problem::conflict(format!(
+                    "The same {what} was used before, for the event `{first}`, with another body. Nothing was stored."
+                )))
             }
         }
     }
@@ -244,15 +250,16 @@ pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
     let query = &call.query;
     let wanted = EventQuery {
         tenant: None,
-        event_type: query.event_type()?,
+        event_types: query.event_types()?,
+        labels: query.labels()?,
         from: query.time(&FROM)?,
         to: query.time(&TO)?,
         before: query.cursor(LIST, |position| position.parse::<Cursor>().ok())?,
         limit: query.limit()?,
     };
-    let Ok(tenant) = call.caller.narrowed_to(query.tenant()?) else { return Ok(ok(&List::<EventView>::empty())) };
+    let Ok(tenant) = call.caller.narrowed_to(query.tenant()?) else { return Ok(call.list(List::<EventView>::empty())) };
     let Page { rows, next } = call.app.store.events(EventQuery { tenant, ..wanted }).await?;
-    Ok(ok(&List::new(rows.iter().map(view).collect(), LIST, next.map(|next| next.to_string()))))
+    Ok(call.list(List::new(rows.iter().map(view).collect(), LIST, next.map(|next| next.to_string()))))
 }
 
 pub(crate) async fn read(call: Call) -> Result<Response, Problem> {
@@ -264,14 +271,26 @@ pub(crate) async fn read(call: Call) -> Result<Response, Problem> {
 async fn find(call: &Call) -> Result<EventRow, Problem> {
     let id = EventId::parse(&call.name).map_err(|_| Problem::not_found())?;
     let Ok(tenant) = call.caller.narrowed_to(call.query.tenant()?) else { return Err(Problem::not_found()) };
-    call.app.store.event(tenant, id).await?.ok_or_else(Problem::not_found)
+    // Ids are unique within a tenant. Without one, an id that two tenants chose names neither.
+    let tenant = match tenant {
+        Some(tenant) => tenant,
+        None => match <[TenantId; 1]>::try_from(call.app.store.tenants_of_event(id.clone()).await?) {
+            Ok([tenant]) => tenant,
+            Err(tenants) if tenants.is_empty() => return Err(Problem::not_found()),
+            Err(_) => {
+                return Err(Problem::conflict("More than one tenant has an event with this id. Name the tenant with `?tenant=`."));
+            }
+        },
+    };
+    call.app.store.event(Some(tenant), id).await?.ok_or_else(Problem::not_found)
 }
 
 pub(crate) async fn cancel(call: Call) -> Result<Response, Problem> {
     let call = call.without_body().await?;
     let row = find(&call).await?;
-    let [waiting, delivered, dead, cancelled] = row.deliveries;
-    if waiting + delivered + dead == 0 && cancelled > 0 {
+    let [waiting, delivered, dead, _] = row.deliveries;
+    // All of them were cancelled before, or the event matched no endpoint: none of them will be sent.
+    if waiting + delivered + dead == 0 {
         return Ok(ok(&whole(&call.app, &row).await?));
     }
     call_off(&call, &row).await?;
@@ -344,7 +363,7 @@ async fn whole(app: &App, row: &EventRow) -> Result<EventView, Problem> {
         let query = DeliveryQuery {
             tenant: Some(row.tenant.clone()),
             event: Some(row.id.clone()),
-            status: Some(StatusFilter::Waiting),
+            statuses: vec![StatusFilter::Waiting],
             limit: STANDING_MAX,
             ..DeliveryQuery::default()
         };

@@ -10,7 +10,7 @@ use posthaste_store::{Change, Key, KeyScope};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::call::{Call, List, answer, no_content, ok, with_change};
+use crate::call::{Call, List, answer, no_content, with_change};
 use crate::credentials::hash_of;
 use crate::endpoints::refused;
 use crate::problem::Problem;
@@ -139,15 +139,24 @@ pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
             break;
         }
     }
-    Ok(ok(&List::cut(rows, limit, LIST, |key: &Key| key.id.to_string(), view)))
+    Ok(call.list(List::cut(rows, limit, LIST, |key: &Key| key.id.to_string(), view)))
 }
 
 pub(crate) async fn revoke(call: Call) -> Result<Response, Problem> {
     let key = KeyId::parse(&call.name).map_err(|_| Problem::not_found())?;
-    let audit = call.audit("key.revoke", &key, call.caller.tenant.as_ref());
+    let revoked = find(&call, key).await?.ok_or_else(Problem::not_found)?;
+    let before = serde_json::to_value(view(&revoked)).expect("texts and lists of them");
+    let audit = with_change(call.audit("key.revoke", &key, revoked.tenant.as_ref()), Some(&before), None);
     let change = Change::RevokeKey { key, tenant: call.caller.tenant.clone() };
     call.configure(change, audit).await?.map_err(refused)?;
     Ok(no_content())
+}
+
+/// The key with this id, if it is there for this caller. Keys are listed before an id: this one is the first before the next id.
+async fn find(call: &Call, id: KeyId) -> Result<Option<Key>, Problem> {
+    let next = u128::from_be_bytes(id.to_bytes()).checked_add(1).map(|next| KeyId::from_bytes(next.to_be_bytes()));
+    let found = call.app.store.keys(next, 1).await?.pop().filter(|key| key.id == id);
+    Ok(found.filter(|key| call.caller.tenant.is_none() || call.caller.tenant == key.tenant))
 }
 
 fn view(key: &Key) -> KeyView {

@@ -34,6 +34,7 @@ mod query;
 mod replays;
 mod routes;
 mod statistics;
+mod statuses;
 mod stream;
 mod tenants;
 mod traced;
@@ -51,6 +52,8 @@ use http::header::{
 use posthaste_core::bucket::RateLimit;
 use posthaste_core::destination;
 use posthaste_core::endpoint::Policies;
+use posthaste_core::event::TypePatterns;
+use posthaste_core::tenant::TenantDefaults;
 use posthaste_core::timeout::TimeoutRules;
 use posthaste_metrics::Metrics;
 use posthaste_store::Store;
@@ -58,7 +61,7 @@ use posthaste_traces::Traces;
 
 use body::Budget;
 use credentials::{AdminKey, Calls, Uses};
-use health::Publishing;
+pub use health::{Readiness, alive_answer};
 use known::Known;
 pub use metrics::{answer as metrics_answer, is_local};
 pub use portal::PortalKey;
@@ -71,6 +74,8 @@ pub struct Options {
     pub public_url: String,
     /// What applies where neither tenant nor endpoint says anything; the same that the store was given.
     pub policies: Policies,
+    /// What applies to a tenant that does not set its own.
+    pub tenants: TenantDefaults,
     pub timeout_rules: TimeoutRules,
     /// Where deliveries may go, as far as that can be known when an endpoint is made.
     pub destinations: destination::Policy,
@@ -89,6 +94,8 @@ pub struct Options {
     pub answer_max: Duration,
     /// Enough for any customer; a loop that makes endpoints ends here. A tenant's own limit stands over it.
     pub endpoints_per_tenant_max: u32,
+    /// Patterns in each list of event types of an endpoint; at most `TypePatterns::COUNT_MAX`.
+    pub types_per_endpoint_max: usize,
     /// Calls of one key, without publishing. `None`: as many as it likes.
     pub calls: Option<RateLimit>,
     /// How often it is written down when keys were last used. Precise enough to find keys that nobody uses.
@@ -109,6 +116,7 @@ impl Default for Options {
         Options {
             public_url: "http://127.0.0.1:8080".to_owned(),
             policies: Policies::default(),
+            tenants: TenantDefaults::default(),
             timeout_rules: TimeoutRules::default(),
             destinations: destination::Policy::default(),
             strict_tenants: false,
@@ -120,6 +128,7 @@ impl Default for Options {
             // Clients hear within five seconds that the database is away.
             answer_max: Duration::from_millis(4_500),
             endpoints_per_tenant_max: 1000,
+            types_per_endpoint_max: TypePatterns::COUNT_MAX,
             calls: Some(RateLimit::new(6000, 1000).expect("within its bounds")),
             key_uses_written_every: Duration::from_secs(10),
             replays_per_minute_max: 600,
@@ -144,7 +153,7 @@ struct Shared {
     calls: Calls,
     uses: Uses,
     budget: Budget,
-    publishing: Publishing,
+    readiness: Readiness,
     backlogs: backlog::Counted,
     streams: Arc<tokio::sync::Semaphore>,
     /// The OpenAPI document and its page, made once.
@@ -169,7 +178,7 @@ pub fn router(store: Arc<dyn Store>, options: Options, admin_key: &str) -> Route
         calls: Calls::new(options.calls),
         uses: Uses::default(),
         budget: Budget::new(options.bodies_bytes_max),
-        publishing: Publishing::default(),
+        readiness: Readiness::new(Arc::clone(&store), options.metrics.clone(), false),
         backlogs: backlog::Counted::default(),
         streams: Arc::new(tokio::sync::Semaphore::new(options.streams_max)),
         document: docs::Document::new(&table),

@@ -8,6 +8,7 @@ use std::time::Duration;
 use posthaste_core::admission::LaneFacts;
 use posthaste_core::bucket::Bucket;
 use posthaste_core::circuit::Breaker;
+use posthaste_core::delivery::State;
 use posthaste_core::endpoint::{Policies, Status};
 use posthaste_core::health::Health;
 use posthaste_core::id::{DeliveryId, EndpointId};
@@ -58,8 +59,11 @@ impl Observed {
         self.lane.as_ref().map_or_else(Bucket::full, |lane| lane.memory.bucket)
     }
 
-    pub(crate) fn is_in_flight(&self, delivery: DeliveryId) -> bool {
-        self.lane.as_ref().is_some_and(|lane| lane.in_flight.contains(&delivery))
+    /// A delivery that is due later than its owner was last seen is not being sent: an attempt was recorded since, and its next one
+    /// has not begun.
+    pub(crate) fn is_in_flight(&self, delivery: DeliveryId, state: State) -> bool {
+        let State::Waiting { due } = state else { return false };
+        self.lane.as_ref().is_some_and(|lane| due <= lane.at && lane.in_flight.contains(&delivery))
     }
 
     /// Why nothing is sent there, if its owner cannot read its configuration.

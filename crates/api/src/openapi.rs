@@ -9,6 +9,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 use crate::problem::{self, Problem};
 use crate::routes::{Access, Gives, Route, Takes};
+use crate::statuses;
 
 /// A type as the document shows it.
 #[derive(Clone, Copy)]
@@ -51,9 +52,14 @@ impl Shape {
             Kind::Array => json!({"type": "array", "items": one, "minItems": 1, "maxItems": 1000}),
             Kind::List => json!({
                 "type": "object",
-                "required": ["data", "next_cursor"],
+                "required": ["data", "as_of", "next_cursor"],
                 "properties": {
                     "data": {"type": "array", "items": one},
+                    "as_of": {
+                        "type": "string",
+                        "format": "date-time",
+                        "description": "When it was read. What depends on a delivery that is under way is at most two seconds older.",
+                    },
                     "next_cursor": {"type": ["string", "null"], "description": "Where the next page begins; null on the last."},
                 },
             }),
@@ -76,8 +82,18 @@ pub(crate) fn document(table: &[Route]) -> Value {
         shapes.for_each(|shape| (shape.collect)(&mut schemas));
         paths.entry(route.path).or_default().insert(route.method.as_str().to_ascii_lowercase(), operation(route));
     }
-    let schemas: BTreeMap<String, Value> =
+    let mut schemas: BTreeMap<String, Value> =
         schemas.into_iter().map(|(name, schema)| (name, serde_json::to_value(schema).expect("a schema is JSON"))).collect();
+    if let Some(delivery) = schemas.get_mut("Delivery") {
+        for (field, words) in [
+            ("status", &statuses::STATUSES[..]),
+            ("hold_reason", &statuses::HOLD_REASONS),
+            ("dead_reason", &statuses::DEAD_REASONS),
+            ("cancel_reason", &statuses::CANCEL_REASONS),
+        ] {
+            delivery["properties"][field]["description"] = json!(statuses::in_words(words));
+        }
+    }
     json!({
         "openapi": "3.1.0",
         "info": {
@@ -145,7 +161,8 @@ fn operation(route: &Route) -> Value {
         Access::Anybody => operation["security"] = json!([]),
         // Whoever needs none is on this machine and knows.
         Access::Scope(scope) | Access::ServerWide(scope) | Access::ServerWideOrLocal(scope) => {
-            operation["security"] = json!([{"key": []}]);
+            // The roles that a caller needs, as OpenAPI 3.1 has them for schemes other than OAuth.
+            operation["security"] = json!([{"key": [KeyScope::name(scope)]}]);
             operation["x-scope"] = json!(KeyScope::name(scope));
         }
     }

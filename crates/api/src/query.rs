@@ -1,9 +1,9 @@
 //! What stands behind the `?`. Names that a route does not know are refused, and so is one that is given twice.
 
 use http::Uri;
-use posthaste_core::event::EventType;
+use posthaste_core::event::TypePatterns;
 use posthaste_core::id::{EndpointId, EventId, TenantId};
-use posthaste_core::text::TextError;
+use posthaste_core::text::{Label, TextError};
 use posthaste_core::time::Timestamp;
 use serde_json::{Value, json};
 
@@ -29,6 +29,8 @@ enum Kind {
     Like(&'static str),
     Time,
     OneOf(&'static [&'static str]),
+    /// Some of these words, separated by commas.
+    SomeOf(&'static [&'static str]),
 }
 
 const fn text(name: &'static str, about: &'static str) -> Parameter {
@@ -45,15 +47,29 @@ const TENANT_PATTERN: &str = "^[A-Za-z0-9_-]([A-Za-z0-9_.:-]{0,126}[A-Za-z0-9_-]
 pub(crate) const LIMIT: Parameter = Parameter { name: "limit", about: "How many at most, 50 unless said.", kind: Kind::Limit };
 pub(crate) const CURSOR: Parameter = text("cursor", "`next_cursor` of the page before.");
 pub(crate) const TENANT: Parameter = like("tenant", "Only what belongs to this tenant.", TENANT_PATTERN);
+pub(crate) const TENANT_OF_UID: Parameter = like(
+    "tenant",
+    "The tenant of an endpoint that is named by its `uid`; the key's own, or `default`, unless given.",
+    TENANT_PATTERN,
+);
 pub(crate) const ENDPOINT: Parameter = like("endpoint", "Only what goes to this endpoint.", "^ep_[0-7][0-9a-hjkmnp-tv-z]{25}$");
 pub(crate) const EVENT: Parameter = like("event", "Only what belongs to this event.", WORD_PATTERN);
-pub(crate) const TYPE: Parameter = like("type", "Only this event type.", "^[A-Za-z0-9_-]+(\\.[A-Za-z0-9_-]+)*$");
+/// A type or a pattern, and more of them behind commas.
+const TYPES_PATTERN: &str =
+    "^(\\*|[A-Za-z0-9_-]+(\\.[A-Za-z0-9_-]+)*(\\.\\*)?)(,(\\*|[A-Za-z0-9_-]+(\\.[A-Za-z0-9_-]+)*(\\.\\*)?))*$";
+pub(crate) const TYPE: Parameter =
+    like("type", "Only these event types or patterns such as `invoice.*`, separated by commas.", TYPES_PATTERN);
+pub(crate) const LABELS: Parameter = text("labels", "Only what has all of these labels, separated by commas.");
+pub(crate) const ACTOR: Parameter = text("actor", "Only what was done by this: the id of a key, or what else `actor` says.");
+pub(crate) const ACTION: Parameter =
+    like("action", "Only these actions or patterns such as `endpoint.*`, separated by commas.", TYPES_PATTERN);
+pub(crate) const RESOURCE: Parameter = text("resource", "Only what was done to this: the id that `subject` says.");
 pub(crate) const UID: Parameter = like("uid", "Only the endpoint with this `uid`.", WORD_PATTERN);
 pub(crate) const FROM: Parameter = Parameter { name: "from", about: "Made at this time or later.", kind: Kind::Time };
 pub(crate) const TO: Parameter = Parameter { name: "to", about: "Made before this time.", kind: Kind::Time };
 pub(crate) const STATUSES: [&str; 6] = ["pending", "delivering", "scheduled", "delivered", "dead", "cancelled"];
 pub(crate) const STATUS: Parameter =
-    Parameter { name: "status", about: "Only what stands like this.", kind: Kind::OneOf(&STATUSES) };
+    Parameter { name: "status", about: "Only what has one of these statuses, separated by commas.", kind: Kind::SomeOf(&STATUSES) };
 pub(crate) const HOLD_REASONS: [&str; 9] =
     ["disabled", "paused", "deliver_at", "retry", "circuit_open", "quiet_hours", "ordering", "rate_limited", "concurrency"];
 pub(crate) const HOLD_REASON: Parameter =
@@ -68,6 +84,10 @@ impl Parameter {
             Kind::Like(pattern) => json!({"type": "string", "pattern": pattern}),
             Kind::Time => json!({"type": "string", "format": "date-time"}),
             Kind::OneOf(words) => json!({"type": "string", "enum": words}),
+            Kind::SomeOf(words) => {
+                let one = words.join("|");
+                json!({"type": "string", "pattern": format!("^({one})(,({one}))*$")})
+            }
         };
         json!({"name": self.name, "in": "query", "description": self.about, "schema": schema})
     }
@@ -119,8 +139,20 @@ impl Query {
         self.parsed(&EVENT, EventId::parse)
     }
 
-    pub(crate) fn event_type(&self) -> Result<Option<EventType>, Problem> {
-        self.parsed(&TYPE, EventType::parse)
+    /// Patterns of types; none if the parameter is not given.
+    pub(crate) fn event_types(&self) -> Result<TypePatterns, Problem> {
+        self.patterns(&TYPE)
+    }
+
+    /// The same for other words with dots.
+    pub(crate) fn patterns(&self, parameter: &Parameter) -> Result<TypePatterns, Problem> {
+        let given = self.text(parameter).map(|text| TypePatterns::parse(text.split(',')));
+        given.transpose().map(Option::unwrap_or_default).map_err(|error| Problem::invalid(parameter.name, error))
+    }
+
+    pub(crate) fn labels(&self) -> Result<Vec<Label>, Problem> {
+        let given = self.text(&LABELS).map(|text| text.split(',').map(Label::parse).collect());
+        given.transpose().map(Option::unwrap_or_default).map_err(|error| Problem::invalid(LABELS.name, error))
     }
 
     pub(crate) fn time(&self, parameter: &Parameter) -> Result<Option<Timestamp>, Problem> {
@@ -135,6 +167,14 @@ impl Query {
             Some(word) => Ok(Some(word)),
             None => Err(Problem::invalid(parameter.name, format!("expected one of {}", words.join(", ")))),
         }
+    }
+
+    /// Some of a few words; none if the parameter is not given.
+    pub(crate) fn words(&self, parameter: &Parameter) -> Result<Vec<&'static str>, Problem> {
+        let (Kind::SomeOf(words), Some(given)) = (parameter.kind, self.text(parameter)) else { return Ok(vec![]) };
+        let find = |given: &str| words.iter().find(|word| **word == given).copied();
+        let refuse = || Problem::invalid(parameter.name, format!("expected some of {}, separated by commas", words.join(", ")));
+        given.split(',').map(|one| find(one).ok_or_else(refuse)).collect()
     }
 
     pub(crate) fn limit(&self) -> Result<usize, Problem> {
@@ -170,13 +210,17 @@ mod tests {
     fn what_is_unknown_or_doubled_or_out_of_bounds_is_refused() {
         assert_eq!(read("limit=7").unwrap().limit().unwrap(), 7);
         assert_eq!(read("").unwrap().limit().unwrap(), 50);
-        assert_eq!(read("status=dead").unwrap().word(&STATUS).unwrap(), Some("dead"));
+        assert_eq!(read("status=dead").unwrap().words(&STATUS).unwrap(), ["dead"]);
+        assert_eq!(read("status=dead,pending").unwrap().words(&STATUS).unwrap(), ["dead", "pending"]);
+        assert_eq!(read("").unwrap().words(&STATUS).unwrap(), [""; 0]);
         assert_eq!(read("tyep=x").unwrap_err().status(), 422);
         assert_eq!(read("limit=1&limit=1").unwrap_err().status(), 422);
         for limit in ["0", "251", "-1", "+5", "1e1", "", "x", "99999999999999999999"] {
             assert_eq!(read(&format!("limit={limit}")).unwrap().limit().unwrap_err().status(), 422, "{limit}");
         }
-        assert_eq!(read("status=Dead").unwrap().word(&STATUS).unwrap_err().status(), 422);
+        for status in ["Dead", "dead,", "", "dead,x"] {
+            assert_eq!(read(&format!("status={status}")).unwrap().words(&STATUS).unwrap_err().status(), 422, "{status}");
+        }
         assert_eq!(read("from=yesterday").unwrap().time(&FROM).unwrap_err().status(), 422);
         assert_eq!(read("cursor=x").unwrap().cursor("x", |_| Some(1)).unwrap_err().status(), 400);
     }

@@ -233,9 +233,9 @@ impl NewReplayBody {
 pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
     let limit = call.query.limit()?;
     let before = call.query.cursor(LIST, |position| ReplayId::parse(position).ok())?;
-    let Ok(tenant) = call.caller.narrowed_to(call.query.tenant()?) else { return Ok(ok(&List::<ReplayView>::empty())) };
+    let Ok(tenant) = call.caller.narrowed_to(call.query.tenant()?) else { return Ok(call.list(List::<ReplayView>::empty())) };
     let rows = call.app.store.replays(tenant, before, limit + 1).await?;
-    Ok(ok(&List::cut(rows, limit, LIST, |row: &ReplayRow| row.id.to_string(), view)))
+    Ok(call.list(List::cut(rows, limit, LIST, |row: &ReplayRow| row.id.to_string(), view)))
 }
 
 pub(crate) async fn read(call: Call) -> Result<Response, Problem> {

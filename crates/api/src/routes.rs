@@ -22,7 +22,10 @@ use crate::credentials::{Caller, identify};
 use crate::deadline::Deadline;
 use crate::openapi::{Shape, list_of, shape};
 use crate::problem::{self, Problem};
-use crate::query::{CURSOR, ENDPOINT, EVENT, FROM, HOLD_REASON, LIMIT, Parameter, Query, STATUS, TENANT, TO, TYPE, UID};
+use crate::query::{
+    ACTION, ACTOR, CURSOR, ENDPOINT, EVENT, FROM, HOLD_REASON, LABELS, LIMIT, Parameter, Query, RESOURCE, STATUS, TENANT,
+    TENANT_OF_UID, TO, TYPE, UID,
+};
 use crate::{
     App, audit, batch, cluster, dead_letters, deliveries, docs, endpoint_verbs, endpoints, event_types, events, filters, framed,
     health, keys, metrics, portal, replays, statistics, stream, tenants,
@@ -216,7 +219,9 @@ methods! {
     delete DELETE
 }
 
-const DELIVERY_FILTERS: &[Parameter] = &[ENDPOINT, EVENT, TENANT, STATUS, HOLD_REASON, TYPE, FROM, TO, LIMIT, CURSOR];
+const DELIVERY_FILTERS: &[Parameter] = &[ENDPOINT, EVENT, TENANT, STATUS, HOLD_REASON, TYPE, LABELS, FROM, TO, LIMIT, CURSOR];
+/// An endpoint is named by its id, or as `uid:…` by the `uid` that it has in its tenant.
+const OF_ENDPOINT: &[Parameter] = &[TENANT_OF_UID];
 const PAGES: &[Parameter] = &[LIMIT, CURSOR];
 const IF_MATCH: &[&str] = &["If-Match"];
 const IDEMPOTENCY_KEY: &[&str] = &["Idempotency-Key"];
@@ -244,12 +249,13 @@ pub(crate) fn table() -> Vec<Route> {
             .publishing(),
         get("/v1/events", "listEvents", Access::Scope(Read), events::list)
             .says("Events, newest first, without their payloads.")
-            .asks(&[TENANT, TYPE, FROM, TO, LIMIT, CURSOR])
+            .asks(&[TENANT, TYPE, LABELS, FROM, TO, LIMIT, CURSOR])
             .gives_list::<events::EventView>(),
         get("/v1/events/{id}", "readEvent", Access::Scope(Read), events::read)
             .says("One event with its payload, and its deliveries counted by how they stand.")
             .asks(&[TENANT])
-            .gives::<events::EventView>(200, "The event."),
+            .gives::<events::EventView>(200, "The event.")
+            .refuses(&[409]),
         post("/v1/events/{id}/cancel", "cancelEvent", Access::Scope(Publish), events::cancel)
             .says("See to it that none of its remaining deliveries is sent.")
             .asks(&[TENANT])
@@ -274,15 +280,18 @@ pub(crate) fn table() -> Vec<Route> {
             .gives_list::<endpoints::EndpointView>(),
         get("/v1/endpoints/{id}", "readEndpoint", Access::Scope(Read), endpoints::read)
             .says("One endpoint, with the policies that apply to it.")
+            .asks(OF_ENDPOINT)
             .gives::<endpoints::EndpointView>(200, "The endpoint."),
         patch("/v1/endpoints/{id}", "changeEndpoint", Access::Scope(Manage), endpoints::change)
             .says("Change what is given; `null` goes back to what is inherited.")
+            .asks(OF_ENDPOINT)
             .heeds(IF_MATCH)
             .takes::<endpoints::EndpointBody>("")
             .gives::<endpoints::EndpointView>(200, "The endpoint as it is now.")
             .refuses(&[409, 412]),
         delete("/v1/endpoints/{id}", "deleteEndpoint", Access::Scope(Manage), endpoints::delete)
             .says("Delete it. What waits there is cancelled; history stays.")
+            .asks(OF_ENDPOINT)
             .heeds(IF_MATCH)
             .gives_nothing()
             .refuses(&[412]),
@@ -297,43 +306,49 @@ pub(crate) fn table() -> Vec<Route> {
             .refuses(&[409, 412]),
         post("/v1/endpoints/{id}/pause", "pauseEndpoint", Access::Scope(Manage), endpoint_verbs::pause)
             .says("Hold everything, until a time or until it is resumed.")
+            .asks(OF_ENDPOINT)
             .heeds(IF_MATCH)
             .may_take::<endpoint_verbs::PauseBody>("")
             .gives::<endpoints::EndpointView>(200, "The endpoint.")
             .refuses(&[409, 412]),
         post("/v1/endpoints/{id}/resume", "resumeEndpoint", Access::Scope(Manage), endpoint_verbs::resume)
             .says("End a pause.")
+            .asks(OF_ENDPOINT)
             .heeds(IF_MATCH)
             .may_take::<EmptyBody>("")
             .gives::<endpoints::EndpointView>(200, "The endpoint.")
             .refuses(&[409, 412]),
         post("/v1/endpoints/{id}/disable", "disableEndpoint", Access::Scope(Manage), endpoint_verbs::disable)
             .says("Take no more events. What waits is held.")
+            .asks(OF_ENDPOINT)
             .heeds(IF_MATCH)
             .may_take::<EmptyBody>("")
             .gives::<endpoints::EndpointView>(200, "The endpoint.")
             .refuses(&[409, 412]),
         post("/v1/endpoints/{id}/enable", "enableEndpoint", Access::Scope(Manage), endpoint_verbs::enable)
             .says("Take events again. What was missed meanwhile can be replayed with `missing`.")
+            .asks(OF_ENDPOINT)
             .heeds(IF_MATCH)
             .may_take::<EmptyBody>("")
             .gives::<endpoints::EndpointView>(200, "The endpoint.")
             .refuses(&[409, 412]),
         post("/v1/endpoints/{id}/rotate-secret", "rotateEndpointSecret", Access::Scope(Manage), endpoint_verbs::rotate_secret)
             .says("A new secret, shown in this answer only. The old one signs beside it for a while.")
+            .asks(OF_ENDPOINT)
             .heeds(IF_MATCH)
             .may_take::<endpoint_verbs::RotateBody>("")
             .gives::<endpoints::EndpointView>(200, "The endpoint, with its new secret.")
             .refuses(&[409, 412]),
         post("/v1/endpoints/{id}/test", "testEndpoint", Access::Scope(Manage), endpoint_verbs::test)
             .says("Send one request now, and see what came of it.")
+            .asks(OF_ENDPOINT)
             .may_take::<endpoint_verbs::TestBody>("")
             .gives::<deliveries::AttemptView>(200, "The attempt, once it has ended.")
             .refuses(&[409])
             .waiting_for_receiver(),
         get("/v1/endpoints/{id}/stats", "readEndpointStats", Access::Scope(Read), statistics::of_endpoint)
             .says("How it has been doing.")
-            .asks(&[FROM, TO])
+            .asks(&[TENANT_OF_UID, FROM, TO])
             .gives::<statistics::EndpointStats>(200, "Counts and response times."),
         // Deliveries.
         get("/v1/deliveries", "listDeliveries", Access::Scope(Read), deliveries::list)
@@ -450,7 +465,7 @@ pub(crate) fn table() -> Vec<Route> {
             .gives_nothing(),
         get("/v1/audit", "listAudit", Access::Scope(Admin), audit::list)
             .says("Who changed what, newest first.")
-            .asks(&[TENANT, LIMIT, CURSOR])
+            .asks(&[TENANT, ACTOR, ACTION, RESOURCE, FROM, TO, LIMIT, CURSOR])
             .gives_list::<audit::AuditView>(),
         post("/v1/portal-links", "createPortalLink", Access::Scope(Admin), portal::create)
             .says("A way into the portal for one tenant's people, for a short time.")
@@ -598,6 +613,7 @@ async fn serve(app: &App, route: &Route, request: Request, deadline: Arc<Deadlin
         name,
         unread: Mutex::new(Some(body)),
         deadline,
+        began_at: app.store.now(),
         effective_by: Arc::clone(&effective_by),
     };
     let mut served = (route.handler)(call).await;

@@ -157,7 +157,7 @@ impl Watch {
         if resumed.is_none() {
             self.known.extend(self.rows_after_settled(usize::try_from(UNSETTLED_MAX).expect("a small number")).await?);
         }
-        let query = DeliveryQuery { status: Some(StatusFilter::Waiting), limit: FOLLOWED_AT_FIRST_MAX, ..query };
+        let query = DeliveryQuery { statuses: vec![StatusFilter::Waiting], limit: FOLLOWED_AT_FIRST_MAX, ..query };
         let page = self.app.store.deliveries(query).await?;
         let surroundings = Surroundings::of(&self.app, &page.rows).await?;
         for row in page.rows.iter().filter(|row| row.seq <= self.settled || self.known.contains(&row.seq)) {

@@ -7,14 +7,14 @@ use http::StatusCode;
 use posthaste_core::destination::Destination;
 use posthaste_core::endpoint::Metadata;
 use posthaste_core::id::TenantId;
-use posthaste_core::tenant::{Retention, Share, Tenant};
+use posthaste_core::tenant::{Retention, ShareOverrides, Tenant};
 use posthaste_store::{Change, Refusal, StoredTenant};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::App;
-use crate::call::{Call, List, TRIES_MAX, answer, no_content, ok, tagged, version_of, with_change};
+use crate::call::{Call, List, TRIES_MAX, answer, no_content, tagged, version_of, with_change};
 use crate::endpoints::{changed_all_the_time, refused};
 use crate::given::{Given, check_read_only};
 use crate::policies::{DefaultsBody, DefaultsView, RateLimitBody};
@@ -132,12 +132,12 @@ pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
             .filter(|_| after.as_ref().is_none_or(|after| after < own))
             .collect(),
     };
-    Ok(ok(&List::cut(rows, limit, LIST, |row: &StoredTenant| row.tenant.id.to_string(), view)))
+    Ok(call.list(List::cut(rows, limit, LIST, |row: &StoredTenant| row.tenant.id.to_string(), |row| view(&call.app, row))))
 }
 
 pub(crate) async fn read(call: Call) -> Result<Response, Problem> {
     let id = TenantId::parse(&call.name).map_err(|_| Problem::not_found())?;
-    Ok(shown(StatusCode::OK, &find(&call, &id).await?.ok_or_else(Problem::not_found)?))
+    Ok(shown(&call.app, StatusCode::OK, &find(&call, &id).await?.ok_or_else(Problem::not_found)?))
 }
 
 async fn find(call: &Call, id: &TenantId) -> Result<Option<StoredTenant>, Problem> {
@@ -163,11 +163,11 @@ pub(crate) async fn put(call: Call) -> Result<Response, Problem> {
     given.check_read_only_fields(&id, None)?;
     let (tenant, extra) = given.lay_over(&call.app, Tenant::new(id.clone()), Extra::default())?;
     let stored = StoredTenant { tenant, version: 0, created_at: call.app.store.now(), extra: written(&extra) };
-    let audit = with_change(call.audit("tenant.create", &id, Some(&id)), None, Some(&document(&stored)));
+    let audit = with_change(call.audit("tenant.create", &id, Some(&id)), None, Some(&document(&call.app, &stored)));
     let change = Change::PutTenant { tenant: Box::new(stored.tenant), extra: stored.extra };
     call.configure(change, audit).await?.map_err(refused)?;
     let stored = call.app.store.tenant(id).await?.ok_or_else(Problem::not_found)?;
-    Ok(shown(StatusCode::CREATED, &stored))
+    Ok(shown(&call.app, StatusCode::CREATED, &stored))
 }
 
 pub(crate) async fn change(call: Call) -> Result<Response, Problem> {
@@ -180,7 +180,7 @@ pub(crate) async fn change(call: Call) -> Result<Response, Problem> {
 pub(crate) async fn delete(call: Call) -> Result<Response, Problem> {
     let id = TenantId::parse(&call.name).map_err(|_| Problem::not_found())?;
     let present = find(&call, &id).await?.ok_or_else(Problem::not_found)?;
-    let before = document(&present);
+    let before = document(&call.app, &present);
     call.precondition().check(version_of(&before))?;
     let audit = with_change(call.audit("tenant.delete", &id, Some(&id)), Some(&before), None);
     call.configure(Change::DeleteTenant { tenant: id }, audit).await?.map_err(refused)?;
@@ -199,20 +199,20 @@ async fn replace(
     let precondition = call.precondition();
     for _ in 0..TRIES_MAX {
         let present = find(call, id).await?.ok_or_else(Problem::not_found)?;
-        let before = document(&present);
+        let before = document(&call.app, &present);
         precondition.check(version_of(&before))?;
         given.check_read_only_fields(id, Some(&before))?;
         let (tenant, extra) = begin(&present);
         let (tenant, extra) = given.clone().lay_over(&call.app, tenant, extra)?;
         let stored = StoredTenant { tenant, extra: written(&extra), ..present.clone() };
-        let audit = with_change(call.audit(action, id, Some(id)), Some(&before), Some(&document(&stored)));
+        let audit = with_change(call.audit(action, id, Some(id)), Some(&before), Some(&document(&call.app, &stored)));
         let change = Change::ReplaceTenant {
             tenant: Box::new(stored.tenant.clone()),
             extra: stored.extra.clone(),
             expected: Box::new((present.tenant, present.extra)),
         };
         match call.configure(change, audit).await? {
-            Ok(_) => return Ok(shown(StatusCode::OK, &stored)),
+            Ok(_) => return Ok(shown(&call.app, StatusCode::OK, &stored)),
             Err(Refusal::Stale) if precondition.is_given() => return Err(Problem::stale()),
             Err(Refusal::Stale) => {}
             Err(refusal) => return Err(refused(refusal)),
@@ -225,8 +225,8 @@ fn written(extra: &Extra) -> String {
     serde_json::to_string(extra).expect("texts and numbers")
 }
 
-fn shown(status: StatusCode, stored: &StoredTenant) -> Response {
-    tagged(answer(status, &view(stored)), version_of(&document(stored)))
+fn shown(app: &App, status: StatusCode, stored: &StoredTenant) -> Response {
+    tagged(answer(status, &view(app, stored)), version_of(&document(app, stored)))
 }
 
 impl TenantBody {
@@ -236,20 +236,18 @@ impl TenantBody {
     }
 
     fn lay_over(self, app: &App, mut tenant: Tenant, mut extra: Extra) -> Result<(Tenant, Extra), Problem> {
-        let default = Share::default();
-        let pick = |given: Given<u32>, present: u32, default: u32| match given {
-            Given::Absent => present,
-            Given::Null => default,
-            Given::Is(value) => value,
+        let weight = match self.weight {
+            Given::Absent => tenant.share.weight(),
+            Given::Null => ShareOverrides::default().weight(),
+            Given::Is(weight) => weight,
         };
-        let weight = pick(self.weight, tenant.share.weight(), default.weight());
-        Share::new(weight, 1).map_err(|error| Problem::invalid("weight", error))?;
-        let max_in_flight = pick(self.max_in_flight, tenant.share.max_in_flight(), default.max_in_flight());
-        tenant.share = Share::new(weight, max_in_flight).map_err(|error| Problem::invalid("max_in_flight", error))?;
+        ShareOverrides::new(weight, None).map_err(|error| Problem::invalid("weight", error))?;
+        let max_in_flight = self.max_in_flight.over(tenant.share.max_in_flight(), |count| Ok(Some(count)))?;
+        tenant.share = ShareOverrides::new(weight, max_in_flight).map_err(|error| Problem::invalid("max_in_flight", error))?;
         tenant.rate_limit = self.rate_limit.over(tenant.rate_limit, |limit| limit.read().map(Some))?;
-        tenant.retention = self
-            .retention_days
-            .over(tenant.retention, |days| Retention::days(days).map_err(|error| Problem::invalid("retention_days", error)))?;
+        tenant.retention = self.retention_days.over(tenant.retention, |days| {
+            Retention::days(days).map(Some).map_err(|error| Problem::invalid("retention_days", error))
+        })?;
         tenant.defaults =
             self.defaults.over(tenant.defaults, |defaults| defaults.read().map_err(|problem| problem.inside("defaults")))?;
         extra.limits = self.limits.over(extra.limits, |limits| match limits.max_endpoints {
@@ -289,15 +287,16 @@ impl Notifications {
     }
 }
 
-fn view(stored: &StoredTenant) -> TenantView {
+fn view(app: &App, stored: &StoredTenant) -> TenantView {
+    let defaults = &app.options.tenants;
     let Extra { limits, notifications, metadata } = extra(stored);
     let tenant = &stored.tenant;
     TenantView {
         id: tenant.id.to_string(),
         weight: tenant.share.weight(),
-        max_in_flight: tenant.share.max_in_flight(),
+        max_in_flight: tenant.share.over(defaults.share).max_in_flight(),
         rate_limit: tenant.rate_limit.map(RateLimitBody::show),
-        retention_days: tenant.retention.as_days(),
+        retention_days: tenant.retention.unwrap_or(defaults.retention).as_days(),
         defaults: DefaultsView::show(&tenant.defaults),
         limits,
         notifications,
@@ -306,6 +305,6 @@ fn view(stored: &StoredTenant) -> TenantView {
     }
 }
 
-fn document(stored: &StoredTenant) -> Value {
-    serde_json::to_value(view(stored)).expect("texts, numbers and lists of them")
+fn document(app: &App, stored: &StoredTenant) -> Value {
+    serde_json::to_value(view(app, stored)).expect("texts, numbers and lists of them")
 }

@@ -73,7 +73,7 @@ impl Traced<'_> {
             let published_as = match stored.as_ref().ok().and_then(|stored| stored.get(*place)) {
                 Some(Stored::Made { deliveries }) => PublishedAs::Made { deliveries: *deliveries },
                 Some(Stored::Duplicate { event, .. }) => PublishedAs::Duplicate { of: event },
-                Some(Stored::Conflict) => PublishedAs::Conflict,
+                Some(Stored::Conflict { .. }) => PublishedAs::Conflict,
                 None => PublishedAs::Failed,
             };
             self.traces.published(&Publish {

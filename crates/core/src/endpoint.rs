@@ -24,7 +24,8 @@ pub struct Endpoint {
     pub description: Description,
     pub status: Status,
     pub subscription: Subscription,
-    pub max_in_flight: MaxInFlight,
+    /// `None`: the server's default.
+    pub max_in_flight: Option<MaxInFlight>,
     pub policies: PolicyOverrides,
     pub signing: Signing,
     pub payload_format: PayloadFormat,
@@ -45,7 +46,7 @@ impl Endpoint {
             description: Description::parse("").expect("nothing is a description"),
             status: Status::Active,
             subscription: Subscription::default(),
-            max_in_flight: MaxInFlight::default(),
+            max_in_flight: None,
             policies: PolicyOverrides::default(),
             signing: Signing::default(),
             payload_format: PayloadFormat::default(),
@@ -359,6 +360,8 @@ pub struct Policies {
     pub delivery_schedule: Option<QuietHours>,
     /// `None`: unlimited.
     pub rate_limit: Option<RateLimit>,
+    /// Where the endpoint does not have its own.
+    pub max_in_flight: MaxInFlight,
 }
 
 /// What one layer (a tenant, an endpoint) says; the rest it inherits.
@@ -400,6 +403,7 @@ impl Policies {
             circuit: layer.circuit.unwrap_or(self.circuit),
             delivery_schedule: layer.delivery_schedule.over(self.delivery_schedule),
             rate_limit: layer.rate_limit.over(self.rate_limit),
+            max_in_flight: self.max_in_flight,
         }
     }
 }

@@ -10,10 +10,11 @@ use crate::text::TextError;
 #[derive(Clone, PartialEq, Debug)]
 pub struct Tenant {
     pub id: TenantId,
-    pub share: Share,
+    pub share: ShareOverrides,
     /// Over all its endpoints together.
     pub rate_limit: Option<RateLimit>,
-    pub retention: Retention,
+    /// `None`: the server's default.
+    pub retention: Option<Retention>,
     /// What its endpoints inherit.
     pub defaults: PolicyOverrides,
 }
@@ -21,13 +22,55 @@ pub struct Tenant {
 impl Tenant {
     /// As a tenant comes into being with its first event or endpoint.
     pub fn new(id: TenantId) -> Tenant {
-        Tenant {
-            id,
-            share: Share::default(),
-            rate_limit: None,
-            retention: Retention::default(),
-            defaults: PolicyOverrides::default(),
-        }
+        Tenant { id, share: ShareOverrides::default(), rate_limit: None, retention: None, defaults: PolicyOverrides::default() }
+    }
+}
+
+/// The server's settings for tenants that do not have their own.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct TenantDefaults {
+    pub share: Share,
+    pub retention: Retention,
+}
+
+/// What a tenant sets of its share; the rest it inherits.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ShareOverrides {
+    weight: u32,
+    /// `None`: the server's default.
+    max_in_flight: Option<u32>,
+}
+
+impl ShareOverrides {
+    pub fn new(weight: u32, max_in_flight: Option<u32>) -> Result<ShareOverrides, TextError> {
+        Share::new(weight, max_in_flight.unwrap_or(1))?;
+        Ok(ShareOverrides { weight, max_in_flight })
+    }
+
+    pub fn weight(self) -> u32 {
+        self.weight
+    }
+
+    pub fn max_in_flight(self) -> Option<u32> {
+        self.max_in_flight
+    }
+
+    /// What applies under these defaults.
+    #[must_use]
+    pub fn over(self, defaults: Share) -> Share {
+        Share { weight: self.weight, max_in_flight: self.max_in_flight.unwrap_or(defaults.max_in_flight) }
+    }
+}
+
+impl Default for ShareOverrides {
+    fn default() -> ShareOverrides {
+        ShareOverrides { weight: Share::default().weight, max_in_flight: None }
+    }
+}
+
+impl From<Share> for ShareOverrides {
+    fn from(share: Share) -> ShareOverrides {
+        ShareOverrides { weight: share.weight, max_in_flight: Some(share.max_in_flight) }
     }
 }
 
@@ -96,10 +139,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_share_inherits_what_the_tenant_does_not_set() {
+        let server = Share::new(1, 7).unwrap();
+        assert_eq!(ShareOverrides::new(3, None).unwrap().over(server), Share::new(3, 7).unwrap());
+        assert_eq!(ShareOverrides::new(3, Some(2)).unwrap().over(server), Share::new(3, 2).unwrap());
+    }
+
+    #[test]
     fn nobody_can_be_given_a_share_of_nothing() {
         assert!(Share::new(0, 1).is_err());
         assert!(Share::new(1, 0).is_err());
         assert!(Share::new(1000, 100_000).is_ok());
+        assert!(ShareOverrides::new(1, Some(0)).is_err());
+        assert!(ShareOverrides::new(0, None).is_err());
         assert!(Retention::days(0).is_err());
         assert_eq!(Retention::default().as_duration(), Duration::from_hours(720));
     }

@@ -29,6 +29,7 @@ use posthaste_core::endpoint::Policies;
 use posthaste_core::health::HealthPolicy;
 use posthaste_core::notice::Noticed;
 use posthaste_core::scheduler::Limits;
+use posthaste_core::tenant::Share;
 use posthaste_core::timeout::TimeoutRules;
 use posthaste_metrics::Metrics;
 use posthaste_sender::Client;
@@ -56,6 +57,8 @@ pub struct Options {
     pub limits: Limits,
     /// What applies where neither tenant nor endpoint says anything. The store has to be told the same.
     pub policies: Policies,
+    /// The share of a tenant that does not set its own.
+    pub tenant_share: Share,
     pub timeouts: TimeoutRules,
     pub health: HealthPolicy,
     /// Payloads that are kept between their commit and their turn.
@@ -81,6 +84,7 @@ impl Default for Options {
         Options {
             limits: Limits::default(),
             policies: Policies::default(),
+            tenant_share: Share::default(),
             timeouts: TimeoutRules::default(),
             health: HealthPolicy::default(),
             cached_body_bytes_max: 32 * 1024 * 1024,

@@ -76,7 +76,7 @@ pub(crate) fn lane_config(options: &Options, taken_up: &TakenUp) -> (LaneConfig,
         // What waits at a deleted one is cancelled by housekeeping.
         status: if deleted_at.is_some() { posthaste_core::endpoint::Status::Disabled } else { endpoint.status },
         subscription: endpoint.subscription.clone(),
-        max_in_flight: endpoint.max_in_flight.get(),
+        max_in_flight: endpoint.max_in_flight.unwrap_or(policies.max_in_flight).get(),
         rate_limit: policies.rate_limit,
         schedule: policies.delivery_schedule,
         circuit: policies.circuit,
@@ -86,9 +86,9 @@ pub(crate) fn lane_config(options: &Options, taken_up: &TakenUp) -> (LaneConfig,
     (config, policies.timeout)
 }
 
-pub(crate) fn tenant_config(tenant: Option<&StoredTenant>) -> TenantConfig {
-    tenant.map_or_else(TenantConfig::default, |stored| TenantConfig {
-        share: stored.tenant.share,
-        rate_limit: stored.tenant.rate_limit,
-    })
+pub(crate) fn tenant_config(options: &Options, tenant: Option<&StoredTenant>) -> TenantConfig {
+    tenant.map_or_else(
+        || TenantConfig { share: options.tenant_share, ..TenantConfig::default() },
+        |stored| TenantConfig { share: stored.tenant.share.over(options.tenant_share), rate_limit: stored.tenant.rate_limit },
+    )
 }

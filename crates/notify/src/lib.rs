@@ -25,6 +25,7 @@ use std::time::Duration;
 
 use posthaste_core::id::{EndpointId, TenantId};
 use posthaste_core::notice::{DeathWatch, Debounce, Noticed, What};
+use posthaste_core::tenant::Retention;
 use posthaste_metrics::Metrics;
 use posthaste_store::{Error, Store};
 use posthaste_traces::Traces;
@@ -39,6 +40,8 @@ use search::Search;
 pub struct Options {
     /// Where notifications are published. Nothing is told about its own endpoints.
     pub tenant: TenantId,
+    /// How long its events are kept if it does not set its own retention.
+    pub retention: Retention,
     /// Between two of one kind about one endpoint.
     pub pause: Duration,
     /// How long before the overlap of a rotated secret ends that is told.
@@ -57,6 +60,7 @@ impl Default for Options {
     fn default() -> Options {
         Options {
             tenant: TenantId::parse("posthaste").expect("a name"),
+            retention: Retention::default(),
             pause: Duration::from_mins(15),
             overlap_notice: Duration::from_hours(2),
             deaths_min: 10,
@@ -211,7 +215,7 @@ impl Teller {
     async fn search(&mut self) {
         self.is_search_wanted = false;
         let now = self.store.now();
-        let found = match self.search.disabled(self.store.as_ref(), &self.options.tenant).await {
+        let found = match self.search.disabled(self.store.as_ref(), &self.options).await {
             Ok(found) => found,
             Err(error) => {
                 self.is_search_wanted = true;

@@ -89,7 +89,7 @@ pub(crate) async fn publish(store: &dyn Store, options: &Options, message: &Mess
             }
             Told::Now { emails: notifications.emails }
         }
-        Some(Published::Duplicate { .. } | Published::Conflict) | None => Told::Before,
+        Some(Published::Duplicate { .. } | Published::Conflict { .. }) | None => Told::Before,
     })
 }
 

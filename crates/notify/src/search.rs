@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use posthaste_core::id::{EndpointId, TenantId};
+use posthaste_core::id::EndpointId;
 use posthaste_core::time::Timestamp;
 use posthaste_store::{AUTO_DISABLED, EndpointQuery, Error, Store};
 
@@ -32,9 +32,10 @@ pub(crate) struct Search {
 
 impl Search {
     /// Endpoints that were disabled by us since this was last looked for, the oldest first.
-    pub(crate) async fn disabled(&self, store: &dyn Store, operators: &TenantId) -> Result<Vec<(u64, Message)>, Error> {
+    pub(crate) async fn disabled(&self, store: &dyn Store, options: &Options) -> Result<Vec<(u64, Message)>, Error> {
         let now = store.now();
-        let kept = store.tenant(operators.clone()).await?.map(|stored| stored.tenant.retention).unwrap_or_default();
+        let operators = &options.tenant;
+        let kept = store.tenant(operators.clone()).await?.and_then(|stored| stored.tenant.retention).unwrap_or(options.retention);
         let kept_since = now - kept.as_duration().saturating_sub(MARGIN);
         let since = self.told_until.map_or(kept_since, |until| (until - OVERLAP).max(kept_since));
         let (mut found, mut before) = (Vec::new(), None);

@@ -44,8 +44,10 @@ pub(crate) fn foreseen(settings: &Settings) -> Option<(usize, Parts, Parts)> {
 fn divided(limit: usize, wanted: Parts) -> Parts {
     let free = limit.saturating_sub(RESERVED);
     // Whoever wants less than half leaves the rest to the other.
-    let in_flight_max = wanted.in_flight_max.min((free / 2).max(free.saturating_sub(wanted.connections_max))).max(PART_MIN);
-    let connections_max = wanted.connections_max.min(free.saturating_sub(in_flight_max)).max(PART_MIN);
+    // With few descriptors each gets at least `PART_MIN`, and never more than was set.
+    let part = |wanted: usize, left: usize| wanted.min(left.max(PART_MIN));
+    let in_flight_max = part(wanted.in_flight_max, (free / 2).max(free.saturating_sub(wanted.connections_max)));
+    let connections_max = part(wanted.connections_max, free.saturating_sub(in_flight_max));
     Parts { connections_max, in_flight_max }
 }
 
@@ -69,5 +71,7 @@ mod tests {
         assert_eq!(divided(1024, parts(4096, 100)), parts(860, 100));
         assert_eq!(divided(1024, parts(100, 4096)), parts(100, 860));
         assert_eq!(divided(16, parts(4096, 1024)), parts(PART_MIN, PART_MIN));
+        assert_eq!(divided(1024, parts(4096, 1)), parts(959, 1), "a small setting is kept");
+        assert_eq!(divided(16, parts(4096, 3)), parts(PART_MIN, 3));
     }
 }

@@ -46,6 +46,11 @@ enum Command {
     /// A part of `bench`, which starts it
     #[command(hide = true)]
     BenchPart(bench::BenchPart),
+    /// Create the tables, or bring them up to date with this version, and exit
+    ///
+    /// `serve` does the same at its start. Takes the flags of `serve`, and reads the same variables and file.
+    #[command(mut_arg("print_config", |arg| arg.hide(true)))]
+    Migrate(Box<Flags>),
     /// The outbox in an application's own database: install it there, remove it, see what waits in it
     Outbox(outbox::OutboxCommand),
     /// Say what is wrong with an installation, and what to do about it. Changes nothing, also while the server runs
@@ -75,6 +80,7 @@ fn main() -> ExitCode {
             ended(bench::run(*bench))
         }
         Command::BenchPart(part) => ended(bench::run_part(part)),
+        Command::Migrate(flags) => migrate(&flags),
         Command::Outbox(command) => {
             log_quietly();
             ended(runtime().and_then(|runtime| runtime.block_on(outbox::run(&command))))
@@ -113,6 +119,18 @@ fn serve(flags: &Flags) -> ExitCode {
     let result = runtime().and_then(|runtime| runtime.block_on(serve::run(settings, &logs, || Settings::load(flags))));
     logs.flush();
     ended(result)
+}
+
+fn migrate(flags: &Flags) -> ExitCode {
+    let settings = match Settings::load(flags) {
+        Ok(settings) => settings,
+        Err(mistakes) => {
+            eprintln!("{mistakes}");
+            return ExitCode::from(2);
+        }
+    };
+    log_quietly();
+    ended(runtime().and_then(|runtime| runtime.block_on(serve::migrate(&settings))))
 }
 
 fn ended(result: anyhow::Result<()>) -> ExitCode {

@@ -6,6 +6,7 @@ use std::fmt::Display;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
@@ -156,6 +157,12 @@ impl Server {
             let store = Arc::clone(&store);
             metrics.gather(move |page| show_clock(page, &store.clock_status()));
         }
+        let sealed = Arc::new(Resealing::default());
+        if let Some(metrics) = &metrics {
+            let sealed = Arc::clone(&sealed);
+            metrics.gather(move |page| sealed.show(page));
+        }
+        tasks.push(tokio::spawn(watch_resealing(Arc::clone(&store), sealed, told(stopped.clone()))));
         if let (Some(metrics), Some(traces)) = (&metrics, traces.clone()) {
             metrics.gather(move |page| traces.show(page));
         }
@@ -186,7 +193,9 @@ impl Server {
                 posthaste_api::Options { metrics: metrics.clone(), traces, ..api_options(settings, address, &master_key) };
             posthaste_api::router(Arc::clone(&store), options, &admin_key.0)
         } else {
-            without_api(metrics.as_ref())
+            let is_for_delivering_alone = settings.has_role(Role::Deliver);
+            let readiness = posthaste_api::Readiness::new(Arc::clone(&store), metrics.clone(), is_for_delivering_alone);
+            without_api(Arc::new(readiness), metrics.as_ref())
         };
         let limits = accept::Limits {
             connections_max: parts.connections_max,
@@ -235,6 +244,15 @@ impl Server {
     }
 }
 
+/// `posthaste migrate`: the store is opened, which brings its schema up to date, and closed again.
+pub(crate) async fn migrate(settings: &Settings) -> anyhow::Result<()> {
+    let directory = DataDirectory::open(&settings.data_dir)?;
+    let (store, storing, ..) = open_store(settings, &directory).await?;
+    store.close().await.map_err(plainly)?;
+    println!("The schema is up to date (version {}): {storing}", posthaste_store::SCHEMA_VERSION);
+    Ok(())
+}
+
 /// The store, where it is in words, the key that seals its secrets, and what counts its commits.
 type Opened = (Arc<dyn Store>, String, MasterKey, Arc<Commits>);
 
@@ -257,6 +275,7 @@ async fn open_store(settings: &Settings, directory: &DataDirectory) -> anyhow::R
 fn store_options(settings: &Settings, master_key: MasterKey) -> StoreOptions {
     StoreOptions {
         policies: settings.policies().expect("checked when they were read"),
+        retention: settings.tenant_defaults().retention,
         idempotency_keys_kept: Duration::from_hours(settings.idempotency_keys_kept_hours.into()),
         commit_queue_bytes_max: settings.commit_queue_bytes_max,
         ..StoreOptions::new(Keyring::new(master_key, settings.previous_master_keys.clone()))
@@ -269,6 +288,7 @@ fn api_options(settings: &Settings, address: SocketAddr, master_key: &MasterKey)
     posthaste_api::Options {
         public_url: settings.public_url(address),
         policies: settings.policies().expect("checked when they were read"),
+        tenants: settings.tenant_defaults(),
         timeout_rules: settings.timeout_rules().expect("checked when they were read"),
         destinations: egress_policy(settings),
         strict_tenants: settings.strict_tenants,
@@ -277,6 +297,7 @@ fn api_options(settings: &Settings, address: SocketAddr, master_key: &MasterKey)
         batch_events_max: settings.batch_events_max,
         bodies_bytes_max: settings.request_bytes_max,
         endpoints_per_tenant_max: settings.endpoints_per_tenant_max,
+        types_per_endpoint_max: settings.types_per_endpoint_max,
         calls,
         replays_per_minute_max: settings.replays_per_minute,
         portal_key: PortalKey(master_key.derive("portal tokens")),
@@ -293,6 +314,7 @@ fn engine_options(settings: &Settings, in_flight_max: usize) -> posthaste_engine
     posthaste_engine::Options {
         limits: Limits { in_flight_max: u32::try_from(in_flight_max).unwrap_or(u32::MAX), retries, ..defaults.limits },
         policies: settings.policies().expect("checked when they were read"),
+        tenant_share: settings.tenant_defaults().share,
         timeouts: settings.timeout_rules().expect("checked when they were read"),
         cached_body_bytes_max: settings.cached_body_bytes_max,
         in_flight_body_bytes_max: settings.in_flight_bytes_max,
@@ -306,9 +328,18 @@ fn engine_options(settings: &Settings, in_flight_max: usize) -> posthaste_engine
     }
 }
 
+/// What the parts are told, for tests of settings.
+#[cfg(test)]
+pub(crate) fn options_of(settings: &Settings) -> (posthaste_api::Options, posthaste_engine::Options, StoreOptions) {
+    let (key, address) = (MasterKey::generate(), SocketAddr::from(([127, 0, 0, 1], 0)));
+    let api = api_options(settings, address, &key);
+    (api, engine_options(settings, settings.in_flight_max), store_options(settings, key))
+}
+
 fn notify_options(settings: &Settings) -> posthaste_notify::Options {
     posthaste_notify::Options {
         tenant: settings.notifications_tenant.clone(),
+        retention: settings.tenant_defaults().retention,
         pause: Duration::from_secs(settings.notification_pause_seconds),
         overlap_notice: Duration::from_secs(settings.secret_overlap_notice_seconds),
         deaths_min: settings.dead_letters_growing_min,
@@ -401,8 +432,10 @@ pub(crate) fn client(settings: &Settings) -> anyhow::Result<Client> {
 }
 
 /// What a process answers that has no API: whoever watches it still has to know that it lives.
-fn without_api(metrics: Option<&Metrics>) -> Router {
-    let router = Router::new().route("/healthz", axum::routing::get(async || "ok"));
+fn without_api(readiness: Arc<posthaste_api::Readiness>, metrics: Option<&Metrics>) -> Router {
+    let router = Router::new()
+        .route("/healthz", axum::routing::get(async || posthaste_api::alive_answer()))
+        .route("/readyz", axum::routing::get(async move || readiness.answer().await));
     let Some(metrics) = metrics.cloned() else { return router };
     let page = move |request: Request| {
         let (request, _) = request.into_parts();
@@ -427,6 +460,52 @@ fn show_clock(page: &mut Page, clock: &ClockStatus) {
     }
     let help = "1 while the wall clock has jumped ahead and is not believed: nothing expires or is deleted by it.";
     page.gauge("posthaste_clock_suspect", help, f64::from(u8::from(clock.suspicion.is_some())));
+}
+
+/// How far a change of the master key has come.
+#[derive(Debug, Default)]
+struct Resealing {
+    total: AtomicU64,
+    left: AtomicU64,
+}
+
+impl Resealing {
+    fn show(&self, page: &mut Page) {
+        let help = "Values that are encrypted in the database: secrets and headers of endpoints.";
+        page.gauge("posthaste_sealed_values", help, self.total.load(Ordering::Relaxed) as f64);
+        let help = "Encrypted values that still need a previous master key; at 0 it can be removed.";
+        page.gauge("posthaste_sealed_values_to_reseal", help, self.left.load(Ordering::Relaxed) as f64);
+    }
+}
+
+const RESEALING_LOOKED_AT_EVERY: Duration = Duration::from_secs(1);
+/// While nothing is left: another node may have another key.
+const SEALED_LOOKED_AT_EVERY: Duration = Duration::from_mins(1);
+
+/// Says when every value is sealed with the present master key, so that the previous one can be removed.
+async fn watch_resealing(store: Arc<dyn Store>, progress: Arc<Resealing>, stopped: impl Future<Output = ()>) {
+    let mut stopped = std::pin::pin!(stopped);
+    let mut was_left = 0;
+    loop {
+        // A store that does not answer is told of elsewhere.
+        if let Ok(sealed) = store.sealed_values().await {
+            let left = sealed.under_previous_keys + sealed.unreadable();
+            progress.total.store(sealed.total, Ordering::Relaxed);
+            progress.left.store(left, Ordering::Relaxed);
+            if was_left == 0 && left > 0 {
+                tracing::info!(left, total = sealed.total, "sealed values still need a previous master key; they are sealed again");
+            } else if was_left > 0 && left == 0 {
+                let total = sealed.total;
+                tracing::info!(total, "every value is sealed with the present master key; previous_master_keys can be removed");
+            }
+            was_left = left;
+        }
+        let pause = if was_left > 0 { RESEALING_LOOKED_AT_EVERY } else { SEALED_LOOKED_AT_EVERY };
+        tokio::select! {
+            () = &mut stopped => return,
+            () = tokio::time::sleep(pause) => {}
+        }
+    }
 }
 
 /// Scrapers, and those who look by hand.

@@ -15,11 +15,12 @@ use std::time::Duration;
 use ipnet::IpNet;
 use posthaste_core::bucket::RateLimit;
 use posthaste_core::circuit::CircuitPolicy;
-use posthaste_core::endpoint::Policies;
+use posthaste_core::endpoint::{MaxInFlight, Policies};
 use posthaste_core::event::TypePatterns;
 use posthaste_core::id::TenantId;
 use posthaste_core::quiet_hours::{QuietHours, Window};
 use posthaste_core::retry::{Jitter, RetryPolicy, Strategy};
+use posthaste_core::tenant::{Retention, Share, TenantDefaults};
 use posthaste_core::timeout::{Mode, Pinned, TimeoutRules};
 use posthaste_store::{MasterKey, SecretText};
 use posthaste_traces::{Collector, CollectorHeader};
@@ -38,9 +39,8 @@ const GIB: usize = 1024 * MIB;
 /// Makes the struct, the table and the reading of one from the other.
 macro_rules! settings {
     ($($section:literal { $($name:ident: $type:ty = $rule:expr, $default:literal, $purpose:literal;)* })*) => {
-        /// Everything that can be set, as it was understood.
+        /// Everything that can be set, as it was understood. The compiler warns of a setting that is not used.
         #[derive(Clone, Debug)]
-        #[allow(dead_code, reason = "a setting is accepted, checked and shown before the part that it is for can take it")]
         pub(crate) struct Settings {
             $($(#[doc = $purpose] pub(crate) $name: $type,)*)*
         }
@@ -124,7 +124,7 @@ settings! {
     }
     "What is kept" {
         retention_days: u32 = number(1, 365), "30", "How long events and deliveries are kept, unless the tenant says";
-        dead_letters_kept_days: u32 = number(1, 3_650), "30", "How long dead letters are kept";
+        dead_letters_kept_days: u32 = number(1, 3_650), "30", "How long dead letters are kept, where that is longer than the retention of their tenant";
         audit_kept_days: u32 = number(1, 36_500), "365", "How long the audit log is kept";
         idempotency_keys_kept_hours: u32 = number(1, 8_760), "24", "How long idempotency keys are remembered";
     }
@@ -230,6 +230,15 @@ impl Settings {
         self.role.contains(&Role::All) || self.role.contains(&role)
     }
 
+    /// What applies to a tenant that does not set its own.
+    pub(crate) fn tenant_defaults(&self) -> TenantDefaults {
+        let weight = Share::default().weight();
+        TenantDefaults {
+            share: Share::new(weight, self.in_flight_per_tenant).expect("the setting has the same bounds"),
+            retention: Retention::days(self.retention_days).expect("the setting has the same bounds"),
+        }
+    }
+
     /// What applies to an endpoint about which nobody has said anything.
     pub(crate) fn policies(&self) -> Result<Policies, Together> {
         Ok(Policies {
@@ -242,6 +251,7 @@ impl Settings {
             },
             circuit: CircuitPolicy::new(self.circuit_failure_threshold, Duration::from_secs(self.circuit_probe_interval_seconds))
                 .map_err(Together::of(&["circuit_failure_threshold", "circuit_probe_interval_seconds"]))?,
+            max_in_flight: MaxInFlight::new(self.in_flight_per_endpoint).expect("the setting has the same bounds"),
             delivery_schedule: self.delivery_schedule()?,
             rate_limit: self.rate_limit()?,
         })
@@ -576,6 +586,36 @@ mod tests {
         assert_eq!(settings.timeout_rules().ok().unwrap(), TimeoutRules::default());
         assert_eq!(settings.payload_bytes_max, 1024 * 1024);
         assert!(!settings.allow_http && settings.allow_networks.is_empty(), "what could reach inside has to be asked for");
+    }
+
+    #[test]
+    fn what_takes_days_or_memory_to_see_is_what_parts_are_told() {
+        let flags = [
+            "--timeout-min-ms",
+            "2000",
+            "--timeout-max-ms",
+            "40000",
+            "--timeout-multiplier",
+            "2.5",
+            "--timeout-buffer-ms",
+            "700",
+            "--timeout-samples-min",
+            "50",
+            "--request-bytes-max",
+            "2MiB",
+            "--commit-queue-bytes-max",
+            "3MiB",
+            "--cached-body-bytes-max",
+            "4MiB",
+        ];
+        let settings = load(&flags, &[], None).unwrap();
+        let rules = settings.timeout_rules().ok().unwrap();
+        let millis = Duration::from_millis;
+        assert_eq!((rules.min, rules.max, rules.buffer), (millis(2_000), millis(40_000), millis(700)));
+        assert_eq!((rules.multiplier_percent, rules.samples_min), (250, 50));
+        let (api, engine, store) = crate::serve::options_of(&settings);
+        assert_eq!((api.timeout_rules, engine.timeouts), (rules, rules));
+        assert_eq!((api.bodies_bytes_max, store.commit_queue_bytes_max, engine.cached_body_bytes_max), (2 * MIB, 3 * MIB, 4 * MIB));
     }
 
     #[test]

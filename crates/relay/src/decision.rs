@@ -46,7 +46,7 @@ impl Verdict {
         match published {
             Published::Made { deliveries } => Verdict::Made { deliveries: *deliveries },
             Published::Duplicate { .. } => Verdict::WasThere,
-            Published::Conflict => Verdict::Contested,
+            Published::Conflict { .. } => Verdict::Contested,
         }
     }
 
@@ -186,7 +186,13 @@ mod tests {
             };
             assert_eq!(told, expected, "{verdict:?} beside {kept:?}");
         }
-        assert_eq!(Verdict::of(&Published::Conflict), Verdict::Contested);
+        assert_eq!(
+            Verdict::of(&Published::Conflict {
+                event: posthaste_core::id::EventId::parse("first").unwrap(),
+                by: posthaste_store::KnownBy::Id
+            }),
+            Verdict::Contested
+        );
     }
 
     #[test]

@@ -227,7 +227,7 @@ async fn set_up(directory: &Path) -> Vec<(TenantId, EndpointId)> {
     let mut endpoints = Vec::new();
     for place in 0..TENANTS {
         let days = if place.is_multiple_of(KEEPING_LONGER) { 7 } else { 30 };
-        let made = Tenant { retention: Retention::days(days).unwrap(), ..Tenant::new(tenant(place)) };
+        let made = Tenant { retention: Some(Retention::days(days).unwrap()), ..Tenant::new(tenant(place)) };
         let change = Change::PutTenant { tenant: Box::new(made), extra: "{}".to_owned() };
         store.configure(change, common::audit()).await.unwrap().unwrap();
         let id = EndpointId::from_unique(store.unique());

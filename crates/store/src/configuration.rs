@@ -134,6 +134,8 @@ pub enum Refusal {
     PayloadGone,
     #[error("the endpoint takes nothing")]
     EndpointTakesNothing,
+    #[error("the endpoint does not subscribe to the type")]
+    Unsubscribed,
     /// This node's lease has ended, or it never joined.
     #[error("the lease has ended")]
     LeaseEnded,

@@ -25,7 +25,7 @@ use posthaste_core::id::{DeliveryId, EndpointId, EndpointUid, TenantId};
 use posthaste_core::quiet_hours::{Days, Maintenance, QuietHours, TimeOfDay, Window};
 use posthaste_core::retry::{Jitter, RetryPolicy, Strategy};
 use posthaste_core::scheduler::LaneMemory;
-use posthaste_core::tenant::{Retention, Share, Tenant};
+use posthaste_core::tenant::{Retention, Share, ShareOverrides, Tenant};
 use posthaste_core::text::Version;
 use posthaste_core::time::{Timestamp, millis};
 use posthaste_core::timeout::{Adaptive, Descent, Learned, Mode, Pinned, Tally};
@@ -53,7 +53,7 @@ pub(crate) fn endpoint(endpoint: &Endpoint) -> String {
     write(&EndpointDocument {
         description: endpoint.description.as_str().to_owned(),
         subscription: SubscriptionDocument::of(&endpoint.subscription),
-        max_in_flight: Some(endpoint.max_in_flight.get()),
+        max_in_flight: endpoint.max_in_flight.map(MaxInFlight::get),
         policies: PoliciesDocument::of(&endpoint.policies),
         signing: SigningDocument::of(&endpoint.signing),
         payload_format: PayloadFormatDocument::of(endpoint.payload_format),
@@ -75,7 +75,7 @@ pub(crate) fn read_endpoint(text: &str, columns: EndpointColumns) -> Result<Endp
             description: Description::parse(&document.description)?,
             status,
             subscription: document.subscription.read()?,
-            max_in_flight: document.max_in_flight.map(MaxInFlight::new).transpose()?.unwrap_or_default(),
+            max_in_flight: document.max_in_flight.map(MaxInFlight::new).transpose()?,
             policies,
             signing: document.signing.read()?,
             payload_format: document.payload_format.read(),
@@ -104,9 +104,9 @@ pub(crate) fn read_headers(text: &str, signing: &Signing) -> Result<Headers, Err
 /// All of a tenant but its id.
 pub(crate) fn tenant(tenant: &Tenant) -> String {
     write(&TenantDocument {
-        share: Some(ShareDocument { weight: tenant.share.weight(), max_in_flight: tenant.share.max_in_flight() }),
+        share: Some(ShareDocument::of(tenant.share)),
         rate_limit: tenant.rate_limit.map(RateLimitDocument::of),
-        retention_days: Some(tenant.retention.as_days()),
+        retention_days: tenant.retention.map(Retention::as_days),
         defaults: PoliciesDocument::of(&tenant.defaults),
     })
 }
@@ -118,12 +118,9 @@ pub(crate) fn read_tenant(id: TenantId, text: &str) -> Result<Tenant, Error> {
         warn_of_an_unknown_zone(&id, &defaults);
         Ok(Tenant {
             id,
-            share: match document.share {
-                None => Share::default(),
-                Some(ShareDocument { weight, max_in_flight }) => Share::new(weight, max_in_flight)?,
-            },
+            share: document.share.map(ShareDocument::read).transpose()?.unwrap_or_default(),
             rate_limit: document.rate_limit.map(RateLimitDocument::read).transpose()?,
-            retention: document.retention_days.map(Retention::days).transpose()?.unwrap_or_default(),
+            retention: document.retention_days.map(Retention::days).transpose()?,
             defaults,
         })
     };
@@ -211,6 +208,7 @@ pub(crate) fn read_shown_lane(endpoint: EndpointId, at: Timestamp, text: &str) -
 struct EndpointDocument {
     description: String,
     subscription: SubscriptionDocument,
+    #[serde(skip_serializing_if = "Option::is_none")]
     max_in_flight: Option<u32>,
     policies: PoliciesDocument,
     signing: SigningDocument,
@@ -635,6 +633,7 @@ struct TenantDocument {
     share: Option<ShareDocument>,
     #[serde(skip_serializing_if = "Option::is_none")]
     rate_limit: Option<RateLimitDocument>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     retention_days: Option<u32>,
     defaults: PoliciesDocument,
 }
@@ -642,7 +641,25 @@ struct TenantDocument {
 #[derive(Serialize, Deserialize)]
 struct ShareDocument {
     weight: u32,
+    /// Also written where it is inherited: versions from before there was a server-wide default need a number.
     max_in_flight: u32,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    inherits_max_in_flight: bool,
+}
+
+impl ShareDocument {
+    fn of(share: ShareOverrides) -> ShareDocument {
+        ShareDocument {
+            weight: share.weight(),
+            max_in_flight: share.max_in_flight().unwrap_or_else(|| Share::default().max_in_flight()),
+            inherits_max_in_flight: share.max_in_flight().is_none(),
+        }
+    }
+
+    fn read(self) -> Result<ShareOverrides, Unreadable> {
+        let max_in_flight = (!self.inherits_max_in_flight).then_some(self.max_in_flight);
+        Ok(ShareOverrides::new(self.weight, max_in_flight)?)
+    }
 }
 
 #[derive(Default, Serialize, Deserialize)]
@@ -1062,7 +1079,7 @@ mod tests {
             description: Description::parse("").unwrap(),
             status,
             subscription: Subscription::default(),
-            max_in_flight: MaxInFlight::default(),
+            max_in_flight: None,
             policies: PolicyOverrides::default(),
             signing: Signing::default(),
             payload_format: PayloadFormat::default(),
@@ -1191,13 +1208,14 @@ mod tests {
 
         #[test]
         fn a_tenant_comes_back_as_it_was(
-            share in (1u32..=1000, 1u32..=100_000),
+            share in (1u32..=1000, prop::option::of(1u32..=100_000)),
             rate_limit in prop::option::of(a_rate_limit()),
-            days in 1u32..=365,
+            days in prop::option::of(1u32..=365),
             defaults in policies(),
         ) {
-            let share = Share::new(share.0, share.1).unwrap();
-            let written = Tenant { id: acme(), share, rate_limit, retention: Retention::days(days).unwrap(), defaults };
+            let share = ShareOverrides::new(share.0, share.1).unwrap();
+            let retention = days.map(|days| Retention::days(days).unwrap());
+            let written = Tenant { id: acme(), share, rate_limit, retention, defaults };
             prop_assert_eq!(read_tenant(acme(), &tenant(&written)).unwrap(), written);
         }
 
@@ -1352,7 +1370,7 @@ mod tests {
         (
             "[^\\p{Cc}]{0,20}\n?",
             a_subscription(),
-            1u32..=1000,
+            prop::option::of(1u32..=1000),
             policies(),
             a_signing(),
             prop::sample::select(formats),
@@ -1368,7 +1386,7 @@ mod tests {
                     description: Description::parse(&description).unwrap(),
                     status,
                     subscription,
-                    max_in_flight: MaxInFlight::new(max_in_flight).unwrap(),
+                    max_in_flight: max_in_flight.map(|count| MaxInFlight::new(count).unwrap()),
                     policies,
                     signing,
                     payload_format,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::Keyring;
+use crate::{Keyring, SealedValues};
 
 /// What was found. What would keep a server from starting is said in `troubles`, with what to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -11,6 +11,8 @@ pub struct Examined {
     pub version: String,
     pub schema: Schema,
     pub master_key: MasterKeyFit,
+    /// By which keys values are sealed, if there was a key to compare with.
+    pub sealed: Option<SealedValues>,
     /// How far the clock of this machine is off from the database's, where that has one of its own.
     pub clock_skew: Option<Duration>,
     /// By how much the clock of this machine has jumped ahead, if a server has seen that and does not believe it.

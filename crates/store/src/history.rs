@@ -1,10 +1,10 @@
 //! What has become of events and deliveries, for people who ask.
 
 use posthaste_core::delivery::State;
-use posthaste_core::event::{Data, EventType, Timing};
+use posthaste_core::event::{Data, EventType, Timing, TypePatterns};
 use posthaste_core::id::{DeliveryId, EndpointId, EventId, ReplayId, TenantId};
 use posthaste_core::scheduler::Seq;
-use posthaste_core::text::{IdempotencyKey, Labels, OrderingKey, Version};
+use posthaste_core::text::{IdempotencyKey, Label, Labels, OrderingKey, Version};
 use posthaste_core::time::Timestamp;
 
 use crate::columns::{corrupt, unsigned};
@@ -69,8 +69,10 @@ pub struct DeliveryQuery {
     pub tenant: Option<TenantId>,
     pub endpoint: Option<EndpointId>,
     pub event: Option<EventId>,
-    pub status: Option<StatusFilter>,
-    pub event_type: Option<EventType>,
+    /// One of these; any if it is empty.
+    pub statuses: Vec<StatusFilter>,
+    /// Any if it is empty.
+    pub event_types: TypePatterns,
     /// By the time they were made; the end is not included.
     pub from: Option<Timestamp>,
     pub to: Option<Timestamp>,
@@ -120,7 +122,10 @@ pub struct EventRow {
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct EventQuery {
     pub tenant: Option<TenantId>,
-    pub event_type: Option<EventType>,
+    /// Any if it is empty.
+    pub event_types: TypePatterns,
+    /// All of these.
+    pub labels: Vec<Label>,
     pub from: Option<Timestamp>,
     pub to: Option<Timestamp>,
     pub before: Option<Cursor>,
@@ -142,8 +147,8 @@ impl DeliveryQuery {
         self.tenant.as_ref().is_none_or(|tenant| *tenant == row.tenant)
             && self.endpoint.is_none_or(|endpoint| endpoint == row.endpoint)
             && self.event.as_ref().is_none_or(|event| *event == row.event)
-            && self.status.is_none_or(|wanted| wanted == status)
-            && self.event_type.as_ref().is_none_or(|event_type| *event_type == row.event_type)
+            && (self.statuses.is_empty() || self.statuses.contains(&status))
+            && self.event_types.covers_or_is_empty(&row.event_type)
             && self.from.is_none_or(|from| from <= row.created_at)
             && self.to.is_none_or(|to| row.created_at < to)
     }
@@ -152,7 +157,8 @@ impl DeliveryQuery {
 impl EventQuery {
     pub(crate) fn covers(&self, row: &EventRow) -> bool {
         self.tenant.as_ref().is_none_or(|tenant| *tenant == row.tenant)
-            && self.event_type.as_ref().is_none_or(|event_type| *event_type == row.event_type)
+            && self.event_types.covers_or_is_empty(&row.event_type)
+            && self.labels.iter().all(|wanted| row.labels.iter().any(|label| label == wanted))
             && self.from.is_none_or(|from| from <= row.accepted_at)
             && self.to.is_none_or(|to| row.accepted_at < to)
     }

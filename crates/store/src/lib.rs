@@ -60,11 +60,12 @@ pub use examination::{Examined, MasterKeyFit, Schema};
 pub use feed::{Fed, Feed};
 pub use history::{Cursor, DeliveryQuery, DeliveryRow, EventQuery, EventRow, MadeAfter, Page, StatusFilter};
 pub use housekeeping::{Housekeeping, Overdue, OverdueReason, SweptAway};
+pub use migrations::SCHEMA_VERSION;
 pub use options::Options;
 pub use postgres::{Postgres, read_url as read_postgres_url, sentence as postgres_sentence};
-pub use publishing::{NewEvent, Published};
+pub use publishing::{KnownBy, NewEvent, Published};
 pub use replays::{NewReplay, ReplayCount, ReplayFilter, ReplayRow, ReplayState, Skipped};
-pub use sealed::{Keyring, MasterKey, MasterKeyError};
+pub use sealed::{Keyring, MasterKey, MasterKeyError, SealedValues};
 pub use sqlite::Sqlite;
 pub use statistics::{Counts, MINUTES_KEPT, StatisticsQuery, StatisticsStep};
 
@@ -186,6 +187,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Every try of a delivery, first to last.
     fn attempts(&self, delivery: DeliveryId) -> Answer<'_, Vec<AttemptRecord>>;
     fn event(&self, tenant: Option<TenantId>, id: EventId) -> Answer<'_, Option<EventRow>>;
+    /// The tenants that have an event with this id; two at most, which is enough to know that the id alone names none.
+    fn tenants_of_event(&self, id: EventId) -> Answer<'_, Vec<TenantId>>;
     /// Newest first, without payloads.
     fn events(&self, query: EventQuery) -> Answer<'_, Page<EventRow>>;
 
@@ -231,6 +234,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Gives partitions up. What is named is left alone by the next owner until then, and may be recorded under the old epoch,
     /// unless its attempt has been recorded already, or it does not wait any more.
     fn hand_over(&self, node: NodeId, partitions: Vec<Partition>, in_flight: Vec<HandedOver>) -> Answer<'_, ()>;
+    /// By which master keys the secrets and headers of endpoints are sealed. Reads all endpoints.
+    fn sealed_values(&self) -> Answer<'_, SealedValues>;
     /// Which of these deliveries an earlier owner may still record: those that were handed over, still wait and whose time has
     /// not passed. In no order.
     fn handed_over_left(&self, deliveries: Vec<Seq>) -> Answer<'_, Vec<Seq>>;

@@ -34,6 +34,12 @@ macro_rules! steps {
 }
 pub(crate) use steps;
 
+/// The version that this binary brings a schema to.
+pub const SCHEMA_VERSION: u32 = {
+    let steps: Steps = steps!("sqlite");
+    steps[steps.len() - 1].version
+};
+
 /// The next step for a schema of this version, if there is one.
 pub(crate) fn check_usable(steps: &Steps, stored: Option<(u32, u32)>) -> Result<Option<&Step>, Error> {
     let (version, usable_from) = stored.unwrap_or((0, 0));

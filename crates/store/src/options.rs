@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use posthaste_core::endpoint::Policies;
+use posthaste_core::tenant::Retention;
 
 use crate::{ClockSource, Commits, Keyring, SystemClock};
 
@@ -13,6 +14,8 @@ pub struct Options {
     pub keyring: Keyring,
     /// What applies where neither tenant nor endpoint says anything.
     pub policies: Policies,
+    /// How long events and deliveries of a tenant are kept that does not set its own retention. The same on every node.
+    pub retention: Retention,
     pub idempotency_keys_kept: Duration,
     /// Bytes that may wait to be written.
     pub commit_queue_bytes_max: usize,
@@ -27,6 +30,7 @@ impl Options {
         Options {
             keyring,
             policies: Policies::default(),
+            retention: Retention::default(),
             idempotency_keys_kept: Duration::from_hours(24),
             commit_queue_bytes_max: 32 * 1024 * 1024,
             commits: Arc::default(),

@@ -34,8 +34,26 @@ pub enum Published {
         timestamp: Timestamp,
         deliveries: u32,
     },
-    /// The same key or id, and another body.
-    Conflict,
+    /// It was published before with another body, under this id.
+    Conflict {
+        event: EventId,
+        by: KnownBy,
+    },
+}
+
+/// By what an event is known to have been published before.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum KnownBy {
+    IdempotencyKey,
+    /// The id that the publisher chose.
+    Id,
+}
+
+impl KnownBy {
+    /// From the column that tells the two apart.
+    pub(crate) fn of_kind(kind: &str) -> KnownBy {
+        if kind == "id" { KnownBy::Id } else { KnownBy::IdempotencyKey }
+    }
 }
 
 impl NewEvent {
@@ -65,7 +83,7 @@ impl NewEvent {
             && row.ordering_key == event.ordering_key
             && row.timing == event.timing;
         if !is_the_same {
-            return Published::Conflict;
+            return Published::Conflict { event: row.id, by: KnownBy::Id };
         }
         let deliveries = u32::try_from(row.deliveries.iter().sum::<u64>()).unwrap_or(u32::MAX);
         Published::Duplicate { event: row.id, event_type: row.event_type, timestamp: row.timestamp, deliveries }

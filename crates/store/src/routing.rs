@@ -51,6 +51,7 @@ impl Routing {
     pub(crate) fn new(
         versions: Versions,
         server: &Policies,
+        retention: Retention,
         tenant: Option<&Tenant>,
         endpoints: Vec<Endpoint>,
         urgent: Arc<BTreeSet<EventType>>,
@@ -63,7 +64,7 @@ impl Routing {
                 Route { endpoint: target, status: endpoint.status, subscription: endpoint.subscription }
             })
             .collect();
-        let retention = tenant.map(|tenant| tenant.retention).unwrap_or_default();
+        let retention = tenant.and_then(|tenant| tenant.retention).unwrap_or(retention);
         Routing { versions, retention, routes, urgent }
     }
 

@@ -16,6 +16,8 @@ use chacha20poly1305::{XChaCha20Poly1305, XNonce};
 use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
+use crate::Error;
+
 const KEY_BYTES: usize = 32;
 const KEY_ID_BYTES: usize = 8;
 const NONCE_BYTES: usize = 24;
@@ -176,6 +178,52 @@ impl Keyring {
     /// Whether the present key sealed it. If not, it wants to be sealed again, so that the key before can be retired.
     pub(crate) fn is_current(&self, sealed: &[u8]) -> bool {
         Header::split(sealed).is_some_and(|(header, _)| header.key == self.current.id)
+    }
+}
+
+/// How many sealed values there are, by the master key that opens them.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct SealedValues {
+    pub total: u64,
+    /// Sealed with a previous key: they are sealed again in the background, and that key is needed until then.
+    pub under_previous_keys: u64,
+    /// Sealed with a key that was not given: by what names it, and how many.
+    pub under_unknown_keys: Vec<(String, u64)>,
+}
+
+impl SealedValues {
+    /// From the key ids that stand before the values, each with how many there are.
+    pub(crate) fn count(keyring: &Keyring, by_key: impl IntoIterator<Item = (Vec<u8>, u64)>) -> SealedValues {
+        let mut values = SealedValues::default();
+        for (key, count) in by_key {
+            let name =
+                <[u8; KEY_ID_BYTES]>::try_from(key.as_slice()).map_or_else(|_| "(none)".to_owned(), |id| KeyId(id).to_string());
+            values.total += count;
+            if name == keyring.current.id.to_string() {
+                continue;
+            }
+            if keyring.knows(&name) {
+                values.under_previous_keys += count;
+            } else {
+                values.under_unknown_keys.push((name, count));
+            }
+        }
+        values
+    }
+
+    pub fn unreadable(&self) -> u64 {
+        self.under_unknown_keys.iter().map(|(_, count)| count).sum()
+    }
+
+    /// Refused at the start: a server without these keys would take events and deliver nothing.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let Some((key, _)) = self.under_unknown_keys.first() else { return Ok(()) };
+        Err(Error::Unusable(format!(
+            "{} of {} sealed values in the database still need the master key {key}, which was not given; name it in \
+             POSTHASTE_PREVIOUS_MASTER_KEYS until the log says that every value is sealed with the present key",
+            self.unreadable(),
+            self.total
+        )))
     }
 }
 

@@ -116,13 +116,13 @@ async fn a_policy_that_is_given_replaces_that_policy_whole_and_null_inherits() {
     let made = server.endpoint(URL).await;
     assert_eq!(made["rate_limit"]["max_per_minute"], 60, "inherited from the tenant");
     assert_eq!(made["circuit"]["failure_threshold"], 9);
-    assert_eq!(made["inherited"], json!(["retry", "timeout", "circuit", "delivery_schedule", "rate_limit"]));
+    assert_eq!(made["inherited"], json!(["retry", "timeout", "circuit", "delivery_schedule", "rate_limit", "max_in_flight"]));
     let patch = async |body: &str| server.patch(&path("endpoints", &made), body.to_owned()).await.expect(200);
     let own =
         patch(r#"{"rate_limit": "unlimited", "delivery_schedule": "always", "circuit": {"probe_interval_seconds": 7}}"#).await;
     assert_eq!((&own["rate_limit"], &own["delivery_schedule"]), (&"unlimited".into(), &"always".into()));
     assert_eq!(own["circuit"]["failure_threshold"], 5, "the policy's default, not the tenant's");
-    assert_eq!(own["inherited"], json!(["retry", "timeout"]));
+    assert_eq!(own["inherited"], json!(["retry", "timeout", "max_in_flight"]));
     let back = patch(r#"{"rate_limit": null, "delivery_schedule": null, "circuit": null}"#).await;
     assert_eq!(back["inherited"], made["inherited"]);
     assert_eq!(back["delivery_schedule"], made["delivery_schedule"]);

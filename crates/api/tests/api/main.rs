@@ -38,6 +38,7 @@ mod owner;
 mod portal;
 mod replays;
 mod server;
+mod smaller;
 mod stream;
 mod tenancy;
 mod tenants;

@@ -38,7 +38,7 @@ impl Owner {
                         let query = DeliveryQuery {
                             tenant: Some(tenant),
                             event: Some(event),
-                            status: Some(StatusFilter::Waiting),
+                            statuses: vec![StatusFilter::Waiting],
                             limit: 100,
                             ..DeliveryQuery::default()
                         };
@@ -90,6 +90,12 @@ impl Owner {
         let at = self.store.now();
         let state = if status < 300 { State::Delivered { at } } else { State::Dead { at, reason: DeadReason::PermanentFailure } };
         self.record(row, Recorded::Attempt { seq: row.seq, attempt: Box::new(attempt), state }).await;
+    }
+
+    /// As if it had been tried, with this answer, and were to be tried again at that time.
+    pub(crate) async fn attempt_again_at(&self, row: &DeliveryRow, status: u16, due: Timestamp) {
+        let attempt = Box::new(attempt(&self.store, row.attempts + 1, status));
+        self.record(row, Recorded::Attempt { seq: row.seq, attempt, state: State::Waiting { due } }).await;
     }
 
     async fn record(&self, row: &DeliveryRow, recorded: Recorded) {

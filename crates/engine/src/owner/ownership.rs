@@ -306,7 +306,7 @@ impl Owner {
             return;
         };
         let name = stored.endpoint.tenant.clone();
-        let tenant_config = tenant_config(tenant.as_ref());
+        let tenant_config = tenant_config(&self.options, tenant.as_ref());
         let is_new_tenant = tenant.as_ref().is_some_and(|tenant| tenant.created_at >= since);
         let bucket = match tenant_config.rate_limit {
             Some(limit) if !is_new_tenant => Bucket::empty(since, limit),

@@ -23,7 +23,7 @@ async fn faulty(name: &str) -> (World, Arc<FaultyStore>) {
 #[tokio::test]
 async fn a_request_that_panics_is_a_failed_attempt_and_frees_its_slot() {
     let (world, store) = faulty("panicking-request").await;
-    world.change(|endpoint| endpoint.max_in_flight = MaxInFlight::new(3).unwrap()).await;
+    world.change(|endpoint| endpoint.max_in_flight = Some(MaxInFlight::new(3).unwrap())).await;
     // As many as there are slots: if one were lost each time, nothing more could be sent.
     store.panic_in_requests(3);
     let engine = World::start_on(&(Arc::clone(&store) as Arc<dyn Store>), World::impatient());

@@ -12,8 +12,8 @@ use posthaste_store::{
     Answer, Applied, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command, Commanded,
     Commands, Configured, DeliveryQuery, DeliveryRow, EndpointQuery, Error, EventQuery, EventRow, Feed, HandedOver, Housekeeping,
     Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record,
-    RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow, StatisticsQuery, StatisticsStep, Store, StoredEndpoint,
-    StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
+    RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow, SealedValues, StatisticsQuery, StatisticsStep, Store,
+    StoredEndpoint, StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
 };
 
 #[derive(Clone, Copy, Debug)]
@@ -149,6 +149,8 @@ impl Store for FaultyStore {
         dead_letters(query: DeliveryQuery) -> Page<DeliveryRow>;
         attempts(delivery: DeliveryId) -> Vec<AttemptRecord>;
         event(tenant: Option<TenantId>, id: EventId) -> Option<EventRow>;
+        tenants_of_event(id: EventId) -> Vec<TenantId>;
+        sealed_values() -> SealedValues;
         events(query: EventQuery) -> Page<EventRow>;
         create_replay(replay: NewReplay, audit: Audit) -> ReplayRow;
         count_replay(filter: ReplayFilter) -> ReplayCount;

@@ -63,7 +63,7 @@ pub(crate) struct Filters {
     /// Only what belongs to this tenant
     #[arg(long)]
     tenant: Option<String>,
-    /// pending, delivering, scheduled, delivered, dead, cancelled
+    /// pending, delivering, scheduled, delivered, dead, cancelled; several by commas
     #[arg(long)]
     status: Option<String>,
     #[arg(
@@ -72,9 +72,12 @@ pub(crate) struct Filters {
         help = "disabled, paused, deliver_at, retry, circuit_open, quiet_hours, ordering, rate_limited, concurrency"
     )]
     hold_reason: Option<String>,
-    /// Only this event type
+    /// Only these event types or patterns, by commas
     #[arg(long, value_name = "TYPE")]
     r#type: Option<String>,
+    /// Only what has all of these labels, by commas
+    #[arg(long, value_name = "LABELS")]
+    labels: Option<String>,
     /// Made at this time or later
     #[arg(long, value_name = "TIME")]
     from: Option<String>,
@@ -92,6 +95,7 @@ impl Filters {
             .with("status", self.status)
             .with("hold_reason", self.hold_reason)
             .with("type", self.r#type)
+            .with("labels", self.labels)
             .with("from", self.from)
             .with("to", self.to)
     }

@@ -165,8 +165,8 @@ pub(crate) struct Fields {
     /// JSON, @file or -
     #[arg(long, value_name = "JSON")]
     retry: Option<String>,
-    /// Milliseconds, adaptive, or JSON
-    #[arg(long, value_name = "TIMEOUT")]
+    /// Milliseconds such as 5000, adaptive, or JSON
+    #[arg(long = "timeout-ms", alias = "timeout", value_name = "MILLISECONDS")]
     timeout: Option<String>,
     /// JSON, @file or -
     #[arg(long, value_name = "JSON")]
@@ -211,7 +211,7 @@ impl Fields {
         let given = match self.timeout.as_deref() {
             Some("adaptive") => given.value("timeout", Some(json!({"mode": "adaptive"}))),
             Some(text) if text.bytes().all(|byte| byte.is_ascii_digit()) => {
-                let timeout_ms: u64 = text.parse().map_err(|_| Failure::usage("--timeout is too large"))?;
+                let timeout_ms: u64 = text.parse().map_err(|_| Failure::usage("--timeout-ms is too large"))?;
                 given.value("timeout", Some(json!({"mode": "manual", "timeout_ms": timeout_ms})))
             }
             other => given.json("timeout", other)?,

@@ -1,6 +1,9 @@
 //! `posthaste events`: something happened.
 
+use std::fmt::Write;
+
 use clap::{Args, Subcommand};
+use serde_json::Value;
 
 use super::failure::Failure;
 use super::given::{Given, file_or_stdin};
@@ -23,9 +26,12 @@ pub(crate) enum Command {
         /// Only what belongs to this tenant
         #[arg(long)]
         tenant: Option<String>,
-        /// Only this event type
+        /// Only these event types or patterns, by commas
         #[arg(long, value_name = "TYPE")]
         r#type: Option<String>,
+        /// Only what has all of these labels, by commas
+        #[arg(long, value_name = "LABELS")]
+        labels: Option<String>,
         /// Accepted at this time or later
         #[arg(long, value_name = "TIME")]
         from: Option<String>,
@@ -103,6 +109,19 @@ const COLUMNS: &[Column] = &[
     Column("LABELS", Cell::Text("/labels")),
 ];
 
+/// Why events of a batch were not published, one a line.
+fn rejected(answer: &Value) -> Option<String> {
+    let results = answer["results"].as_array()?;
+    let mut reasons = String::new();
+    for (place, result) in results.iter().enumerate() {
+        let Some(error) = result.get("error").filter(|error| !error.is_null()) else { continue };
+        let detail = error["detail"].as_str().or(error["title"].as_str()).unwrap_or("rejected");
+        let _ = write!(reasons, "\n  event {}: {detail}", place + 1);
+    }
+    (!reasons.is_empty())
+        .then(|| format!("{} of {} events were rejected; the others were published:{reasons}", answer["rejected"], results.len()))
+}
+
 impl Asks for Command {
     fn task(self) -> Result<Task, Failure> {
         Ok(match self {
@@ -125,10 +144,11 @@ impl Asks for Command {
                 let bytes = file_or_stdin(&file)?;
                 let is_array = bytes.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[');
                 let media_type = if is_array { "application/json" } else { "application/x-ndjson" };
-                Task::record(Request::to(&PUBLISH_EVENTS).body(bytes).typed(media_type))
+                let task = Task::record(Request::to(&PUBLISH_EVENTS).body(bytes).typed(media_type));
+                Task { complaint: Some(rejected), ..task }
             }
-            Command::List { tenant, r#type, from, to, page } => {
-                let request = Request::to(&LIST_EVENTS).with("tenant", tenant).with("type", r#type);
+            Command::List { tenant, r#type, labels, from, to, page } => {
+                let request = Request::to(&LIST_EVENTS).with("tenant", tenant).with("type", r#type).with("labels", labels);
                 Task::list(request.with("from", from).with("to", to), &page, COLUMNS)
             }
             Command::Show { which, watch } => {

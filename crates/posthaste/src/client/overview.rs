@@ -13,6 +13,21 @@ use super::task::{Asks, Page, Shown, Task, Watch};
 pub(crate) struct Audit {
     #[arg(long)]
     tenant: Option<String>,
+    /// Only what was done by this: the id of a key, say
+    #[arg(long)]
+    actor: Option<String>,
+    /// Only these actions or patterns such as endpoint.*, by commas
+    #[arg(long)]
+    action: Option<String>,
+    /// Only what was done to this id
+    #[arg(long, value_name = "ID")]
+    resource: Option<String>,
+    /// Done at this time or later
+    #[arg(long, value_name = "TIME")]
+    from: Option<String>,
+    /// Done before this time
+    #[arg(long, value_name = "TIME")]
+    to: Option<String>,
     #[command(flatten)]
     page: Page,
 }
@@ -28,7 +43,14 @@ const AUDIT_COLUMNS: &[Column] = &[
 
 impl Asks for Audit {
     fn task(self) -> Result<Task, Failure> {
-        Ok(Task::list(Request::to(&LIST_AUDIT).with("tenant", self.tenant), &self.page, AUDIT_COLUMNS))
+        let request = Request::to(&LIST_AUDIT)
+            .with("tenant", self.tenant)
+            .with("actor", self.actor)
+            .with("action", self.action)
+            .with("resource", self.resource)
+            .with("from", self.from)
+            .with("to", self.to);
+        Ok(Task::list(request, &self.page, AUDIT_COLUMNS))
     }
 }
 

@@ -90,6 +90,13 @@ fn skipped(replay: &Value) -> String {
     reasons.filter_map(Value::as_u64).sum::<u64>().to_string()
 }
 
+/// Such as `rpl_… running: 20 of 60 made, 0 skipped, 40 remaining`.
+fn progress(replay: &Value) -> String {
+    let of = |field: &str| plain(replay.get(field));
+    let (id, state, made, matched) = (of("id"), of("state"), of("created"), of("matched"));
+    format!("{id} {state}: {made} of {matched} made, {} skipped, {} remaining", skipped(replay), of("remaining"))
+}
+
 fn has_ended(replay: &Value) -> bool {
     replay["state"].as_str().is_some_and(|state| state != "running")
 }
@@ -112,12 +119,14 @@ impl Asks for Command {
                     .value("dry_run", new.dry_run.then_some(true));
                 let request = Request::to(&CREATE_REPLAY).header("idempotency-key", new.idempotency_key.as_deref());
                 let task = Task::record(request.body(body.write())).watching(new.watch);
-                Task { followed_by: Some(&SHOW_REPLAY), ends_when: Some(has_ended), ..task }
+                // A dry run makes nothing that could be followed.
+                let progress = (!new.dry_run).then_some(progress as fn(&Value) -> String);
+                Task { followed_by: Some(&SHOW_REPLAY), ends_when: Some(has_ended), progress, ..task }
             }
             Command::List { tenant, page } => Task::list(Request::to(&LIST_REPLAYS).with("tenant", tenant), &page, COLUMNS),
             Command::Show { id, watch } => {
                 let task = Task::record(Request::to(&SHOW_REPLAY).named(&id)).watching(watch);
-                Task { ends_when: Some(has_ended), ..task }
+                Task { ends_when: Some(has_ended), progress: Some(progress), ..task }
             }
             Command::Cancel { id } => Task::record(Request::to(&CANCEL_REPLAY).named(&id)),
         })

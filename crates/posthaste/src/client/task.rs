@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::failure::Failure;
+use super::failure::{Failure, Kind};
 use super::http::{Answer, Request, Server};
 use super::operations::Operation;
 use super::table::{Column, Widths, record, rows, titles};
@@ -29,6 +29,10 @@ pub(super) struct Task {
     pub(super) ends_when: Option<fn(&Value) -> bool>,
     /// What it has made is watched by this.
     pub(super) followed_by: Option<&'static Operation>,
+    /// Why the command has failed although the call was answered.
+    pub(super) complaint: Option<fn(&Value) -> Option<String>>,
+    /// One line that says how far it has come, for whoever watches without a terminal.
+    pub(super) progress: Option<fn(&Value) -> String>,
 }
 
 /// How the answer is shown to people.
@@ -53,7 +57,16 @@ pub(super) trait Asks {
 
 impl Task {
     pub(super) fn new(request: Request, shown: Shown) -> Task {
-        Task { request, shown, question: None, is_watching: false, ends_when: None, followed_by: None }
+        Task {
+            request,
+            shown,
+            question: None,
+            is_watching: false,
+            ends_when: None,
+            followed_by: None,
+            complaint: None,
+            progress: None,
+        }
     }
 
     pub(super) fn record(request: Request) -> Task {
@@ -115,7 +128,13 @@ pub(super) async fn run(server: &mut Server, task: &Task, is_json: bool) -> Resu
     if let Shown::Done(words) = task.shown {
         return if is_json { Ok(()) } else { write_line(words) };
     }
-    output.record(&answer)?;
+    let is_followed = task.is_watching && task.progress.is_some() && !output.is_redrawn() && !is_json;
+    if !is_followed {
+        output.record(&answer)?;
+    }
+    if let Some(words) = task.complaint.and_then(|complaint| complaint(&understood(&answer).ok()?)) {
+        return Err(Failure::new(Kind::Refused, words));
+    }
     if let (Shown::Once(words), false) = (task.shown, is_json) {
         say_aside(words)?;
     }
@@ -189,7 +208,7 @@ async fn watch(server: &mut Server, request: &Request, task: &Task, output: &mut
                 output.reader.now = Timestamp::now();
                 match task.shown {
                     Shown::Table { columns, .. } => told.list(&answer, columns, output)?,
-                    Shown::Record | Shown::Done(_) | Shown::Once(_) => told.record(&answer, output)?,
+                    Shown::Record | Shown::Done(_) | Shown::Once(_) => told.record(&answer, task.progress, output)?,
                 }
                 let is_over = task.ends_when.is_some_and(|is_over| understood(&answer).is_ok_and(|value: Value| is_over(&value)));
                 if is_over {
@@ -250,8 +269,12 @@ impl Told {
         Ok(())
     }
 
-    fn record(&mut self, answer: &Answer, output: &mut Output) -> Result<(), Failure> {
-        let lines = if output.is_json { vec![text_of(answer)?.to_owned()] } else { output.lines_of(answer)? };
+    fn record(&mut self, answer: &Answer, progress: Option<fn(&Value) -> String>, output: &mut Output) -> Result<(), Failure> {
+        let lines = match progress {
+            _ if output.is_json => vec![text_of(answer)?.to_owned()],
+            Some(progress) if !output.is_redrawn() => vec![escaped(&progress(&understood(answer)?))],
+            Some(_) | None => output.lines_of(answer)?,
+        };
         if output.is_redrawn() {
             return draw(&lines);
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use posthaste_store::{Error, Examined, Keyring, MasterKeyFit, Postgres, Schema, Sqlite};
+use posthaste_store::{Error, Examined, Keyring, MasterKeyFit, Postgres, Schema, SealedValues, Sqlite};
 use tokio::time::timeout;
 
 use super::finding::Finding;
@@ -61,7 +61,7 @@ fn keyring(settings: &Settings) -> anyhow::Result<Option<Keyring>> {
 }
 
 fn told(examined: &Examined, settings: &Settings) -> Vec<Finding> {
-    let Examined { version, schema, master_key, clock_skew, clock_jumped_by, has_unread_log, troubles } = examined;
+    let Examined { version, schema, master_key, sealed, clock_skew, clock_jumped_by, has_unread_log, troubles } = examined;
     let mut findings: Vec<Finding> = troubles.iter().map(|trouble| Finding::wrong_as_told("database", trouble)).collect();
     if findings.is_empty() {
         let place = if settings.database_url.is_some() { String::new() } else { format!(" in {}", settings.data_dir.display()) };
@@ -73,6 +73,7 @@ fn told(examined: &Examined, settings: &Settings) -> Vec<Finding> {
     }
     findings.push(of_schema(*schema));
     findings.push(of_master_key(master_key));
+    findings.extend(sealed.as_ref().and_then(of_sealed_values));
     findings.extend(clock_skew.map(of_skew));
     findings.extend(clock_jumped_by.map(of_jump));
     findings
@@ -116,6 +117,24 @@ fn of_master_key(fit: &MasterKeyFit) -> Finding {
             "restore master.key from a backup, or set POSTHASTE_MASTER_KEY",
         ),
     }
+}
+
+/// While the master key is being rotated.
+fn of_sealed_values(sealed: &SealedValues) -> Option<Finding> {
+    let SealedValues { total, under_previous_keys, under_unknown_keys } = sealed;
+    if let Some((key, _)) = under_unknown_keys.first() {
+        let count = sealed.unreadable();
+        let words = format!("{count} of {total} sealed values need the master key {key}, which was not given: no server starts");
+        return Some(Finding::wrong(
+            "master key",
+            words,
+            "name it in POSTHASTE_PREVIOUS_MASTER_KEYS until all values are sealed again",
+        ));
+    }
+    (*under_previous_keys > 0).then(|| {
+        let words = format!("{under_previous_keys} of {total} sealed values still need a previous key");
+        Finding::warning("master key", words, "keep the previous key; a server seals them again in the background")
+    })
 }
 
 fn of_jump(jumped_by: Duration) -> Finding {

@@ -4,11 +4,16 @@
 
 mod codes;
 mod doctor;
+mod erasure;
 mod every_command;
+mod formats;
 #[path = "../../../notify/tests/mail/server.rs"]
 mod mail_server;
 mod notifications;
 mod output;
+mod rotation;
 mod secure;
 mod server;
+mod settings;
+mod smaller;
 mod verify;

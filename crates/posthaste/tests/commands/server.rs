@@ -18,6 +18,10 @@ pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     pub(crate) directory: PathBuf,
     pub(crate) key: String,
+    /// What it was started with.
+    flags: Vec<String>,
+    /// What it has said since it was ready.
+    said: Arc<Mutex<String>>,
     /// Which commands have been run.
     pub(crate) ran: Mutex<BTreeSet<String>>,
 }
@@ -40,14 +44,101 @@ impl Server {
         let directory = std::env::temp_dir().join(format!("posthaste-commands-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&directory);
         std::fs::create_dir_all(&directory).unwrap();
-        let (child, address) = launch(&directory, flags);
+        let (child, address, said) = launch(&directory, flags);
         let key = std::fs::read_to_string(directory.join("posthaste-data/admin.key")).unwrap().trim().to_owned();
-        Server { child, address, directory, key, ran: Mutex::default() }
+        let flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        Server { child, address, directory, key, flags, said, ran: Mutex::default() }
+    }
+
+    /// With these flags alone, but for where it listens.
+    pub(crate) fn start_bare(name: &str, flags: &[&str]) -> Server {
+        let directory = std::env::temp_dir().join(format!("posthaste-commands-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&directory);
+        std::fs::create_dir_all(&directory).unwrap();
+        let (child, address, said) = launch_bare(&directory, flags);
+        let key = std::fs::read_to_string(directory.join("posthaste-data/admin.key")).unwrap_or_default().trim().to_owned();
+        let flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        Server { child, address, directory, key, flags, said, ran: Mutex::default() }
+    }
+
+    /// Everything on its stderr so far.
+    pub(crate) fn said(&self) -> String {
+        self.said.lock().unwrap().clone()
+    }
+
+    /// Started once more with the flags that it had.
+    pub(crate) fn restart(&mut self) {
+        let flags: Vec<&str> = self.flags.iter().map(String::as_str).collect();
+        (self.child, self.address, self.said) = launch_bare(&self.directory, &flags);
+    }
+
+    /// As [`Server::again`], with these flags alone.
+    pub(crate) fn again_bare(&mut self, flags: &[&str]) {
+        (self.child, self.address, self.said) = launch_bare(&self.directory, flags);
+    }
+
+    /// One call of the API, without the command line.
+    pub(crate) fn call(&self, method: &str, path: &str, body: &str) -> (u16, Value) {
+        let (status, _, body) = self.exchange(method, path, &[], body);
+        (status, serde_json::from_str(&body).unwrap_or(Value::Null))
+    }
+
+    /// The same, with more headers; answers the status, the head and the body as text.
+    pub(crate) fn exchange(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> (u16, String, String) {
+        self.exchange_as(&self.key, method, path, headers, body)
+    }
+
+    /// The same with another key.
+    pub(crate) fn exchange_as(
+        &self,
+        key: &str,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> (u16, String, String) {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        let more: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: posthaste\r\nauthorization: Bearer {}\r\n{more}content-type: application/json\r\n\
+             content-length: {}\r\nconnection: close\r\n\r\n",
+            key,
+            body.len()
+        );
+        // A server that refuses the body may close before it has read all of it; its answer is still there to be read.
+        let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes()));
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer to {method} {path}: {answer}"));
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, head.to_owned(), body.to_owned())
+    }
+
+    /// The answer of a call that has to go well.
+    pub(crate) fn good(&self, method: &str, path: &str, body: &str) -> Value {
+        let (status, answer) = self.call(method, path, body);
+        assert!((200..300).contains(&status), "{method} {path}: {status} {answer}");
+        answer
+    }
+
+    /// Reads until it is so.
+    pub(crate) fn wait_until(&self, path: &str, is_so: impl Fn(&Value) -> bool) -> Value {
+        let deadline = Instant::now() + Duration::from_mins(1);
+        loop {
+            let (_, seen) = self.call("GET", path, "");
+            if is_so(&seen) {
+                return seen;
+            }
+            assert!(Instant::now() < deadline, "waited in vain: {path}: {seen}");
+            std::thread::sleep(Duration::from_millis(10));
+        }
     }
 
     /// Started once more where it was, after it has ended.
     pub(crate) fn again(&mut self, flags: &[&str]) {
-        (self.child, self.address) = launch(&self.directory, flags);
+        (self.child, self.address, self.said) = launch(&self.directory, flags);
     }
 
     /// Killed as by a power cut, or asked to end; its directory stays.
@@ -114,8 +205,30 @@ impl Server {
     }
 }
 
+const USUAL: [&str; 9] = [
+    "--allow-http",
+    "--log",
+    "warn",
+    "--allow-networks",
+    "127.0.0.0/8",
+    "--retry-strategy",
+    "schedule",
+    "--retry-delays-seconds",
+    "3600",
+];
+
+fn launch(directory: &Path, flags: &[&str]) -> (Child, SocketAddr, Arc<Mutex<String>>) {
+    launch_bare(directory, &[&USUAL, flags].concat())
+}
+
+/// Where it listens, if its own address for people says nothing about that.
+fn known_address(flags: &[&str]) -> Option<SocketAddr> {
+    let value_of = |name: &str| flags.iter().position(|flag| *flag == name).and_then(|place| flags.get(place + 1));
+    value_of("--public-url").and(value_of("--listen")).and_then(|address| address.parse().ok())
+}
+
 /// Comes back when it is ready.
-fn launch(directory: &Path, flags: &[&str]) -> (Child, SocketAddr) {
+fn launch_bare(directory: &Path, flags: &[&str]) -> (Child, SocketAddr, Arc<Mutex<String>>) {
     // Whatever happens to us, it must not stay behind.
     let is_bound = Path::new("/usr/bin/setpriv").exists();
     let mut command = Command::new(if is_bound { "/usr/bin/setpriv" } else { BINARY });
@@ -123,8 +236,8 @@ fn launch(directory: &Path, flags: &[&str]) -> (Child, SocketAddr) {
         command.args(["--pdeathsig", "KILL", BINARY]);
     }
     let mut child = command
-        .args(["serve", "--listen", "127.0.0.1:0", "--allow-http", "--log", "warn"])
-        .args(["--allow-networks", "127.0.0.0/8", "--retry-strategy", "schedule", "--retry-delays-seconds", "3600"])
+        .arg("serve")
+        .args(if flags.contains(&"--listen") { &[][..] } else { &["--listen", "127.0.0.1:0"] })
         .args(flags)
         .current_dir(directory)
         .env_clear()
@@ -139,13 +252,23 @@ fn launch(directory: &Path, flags: &[&str]) -> (Child, SocketAddr) {
         let mut line = String::new();
         assert!(stderr.read_line(&mut line).unwrap() > 0, "the server has ended: {said}");
         said += &line;
+        if let (Some(given), true) = (known_address(flags), line.contains("is ready at")) {
+            break given;
+        }
         if let Some((_, rest)) = line.split_once("is ready at http://") {
             break rest.split(';').next().unwrap().parse().unwrap();
         }
     };
     // What it says later must not block it.
-    std::thread::spawn(move || std::io::copy(&mut stderr, &mut std::io::sink()));
-    (child, address)
+    let told = Arc::new(Mutex::new(said));
+    let listening = Arc::clone(&told);
+    std::thread::spawn(move || {
+        let mut line = String::new();
+        while stderr.read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
+            listening.lock().unwrap().push_str(&std::mem::take(&mut line));
+        }
+    });
+    (child, address, told)
 }
 
 impl Drop for Server {

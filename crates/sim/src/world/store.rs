@@ -537,7 +537,7 @@ fn stored_endpoint(endpoint: &Endpoint, tenant: &Tenant) -> StoredEndpoint {
     let mut said = Said::new(endpoint.id, tenant.id.clone(), endpoint.url.clone(), endpoint.created_at);
     said.status = status;
     said.subscription = subscription;
-    said.max_in_flight = MaxInFlight::new(max_in_flight).expect("drawn within its bounds");
+    said.max_in_flight = Some(MaxInFlight::new(max_in_flight).expect("drawn within its bounds"));
     said.policies = PolicyOverrides {
         retry: Some(retry),
         timeout: Some(endpoint.mode),
@@ -550,7 +550,10 @@ fn stored_endpoint(endpoint: &Endpoint, tenant: &Tenant) -> StoredEndpoint {
 }
 
 fn stored_tenant(tenant: &Tenant) -> StoredTenant {
-    let said =
-        SaidOfTenant { share: tenant.config.share, rate_limit: tenant.config.rate_limit, ..SaidOfTenant::new(tenant.id.clone()) };
+    let said = SaidOfTenant {
+        share: tenant.config.share.into(),
+        rate_limit: tenant.config.rate_limit,
+        ..SaidOfTenant::new(tenant.id.clone())
+    };
     StoredTenant { tenant: said, version: tenant.version, created_at: tenant.created_at, extra: String::new() }
 }

@@ -18,7 +18,7 @@ use crate::document::{self, EndpointColumns};
 use crate::secrets;
 use crate::{
     Audit, AuditRow, Change, Configured, EndpointQuery, Error, Key, KeyHash, Keyring, LaneState, NewEndpoint, Refusal,
-    StoredEndpoint, StoredSecret, StoredTenant, TakenUp, partition_of,
+    SealedValues, StoredEndpoint, StoredSecret, StoredTenant, TakenUp, partition_of,
 };
 
 /// Whoever holds it may change what people have said: `words` in ASCII. Changes are rare, and one after the other they are as
@@ -40,6 +40,11 @@ impl Database {
             Ok(Ok(Configured { number, version }))
         })
         .await
+    }
+
+    pub(super) async fn sealed_values(&self) -> Result<SealedValues, Error> {
+        let keyring = &self.options.keyring;
+        self.read(|connection| async move { sealed_values(&connection, keyring).await }).await
     }
 
     pub(super) async fn configuration_number(&self) -> Result<u64, Error> {
@@ -407,6 +412,14 @@ async fn replace_secrets(
 
 const UPDATE_SECRETS: &str = "UPDATE endpoints SET sealed = $2, version = version + 1 WHERE id = $1";
 
+pub(super) async fn sealed_values(connection: &Connection, keyring: &Keyring) -> Result<SealedValues, Problem> {
+    let rows = connection.query(COUNT_SEALED, &[]).await?;
+    let by_key = rows.iter().map(|row| Ok((row::column::<Vec<u8>>(row, "key")?, unsigned(row::column(row, "n")?))));
+    Ok(SealedValues::count(keyring, by_key.collect::<Result<Vec<_>, Error>>()?))
+}
+
+const COUNT_SEALED: &str = "SELECT substring(sealed FROM 2 FOR 8) AS key, count(*) AS n FROM endpoints GROUP BY 1";
+
 /// Makes it if it is not there, and raises its version.
 async fn touch_tenant(connection: &Connection, id: &TenantId, now: Timestamp) -> Result<(), Problem> {
     write_tenant(connection, TOUCH_TENANT, id, now).await
@@ -419,7 +432,7 @@ pub(super) async fn make_tenant(connection: &Connection, id: &TenantId, now: Tim
 
 async fn write_tenant(connection: &Connection, sql: &str, id: &TenantId, now: Timestamp) -> Result<(), Problem> {
     let new = Tenant::new(id.clone());
-    let retention_ms = millis(new.retention.as_duration());
+    let retention_ms = new.retention.map(|retention| millis(retention.as_duration()));
     connection.execute(sql, &[&id.as_str(), &retention_ms, &document::tenant(&new), &now.as_millis()]).await?;
     Ok(())
 }
@@ -427,7 +440,8 @@ async fn write_tenant(connection: &Connection, sql: &str, id: &TenantId, now: Ti
 /// One that was deleted begins as a new one would: with nothing of what was set before, and without the events up to then. Whoever publishes for
 /// the new one takes its number after this is committed, and whoever published for the old one took it before.
 const TOUCH_TENANT: &str = "INSERT INTO tenants (id, version, retention_ms, document, extra, created_at_ms)
-     VALUES ($1, 1 + (SELECT value FROM counters WHERE name = 'removed_tenant_version'), $2, $3, '{}', $4)
+     VALUES ($1, 1 + (SELECT value FROM counters WHERE name = 'removed_tenant_version'),
+       coalesce($2, (SELECT value FROM counters WHERE name = 'default_retention_ms')), $3, '{}', $4)
      ON CONFLICT (id) DO UPDATE SET version = tenants.version + 1, deleted_at_ms = NULL,
        retention_ms = CASE WHEN tenants.deleted_at_ms IS NULL THEN tenants.retention_ms ELSE excluded.retention_ms END,
        document = CASE WHEN tenants.deleted_at_ms IS NULL THEN tenants.document ELSE excluded.document END,
@@ -435,7 +449,8 @@ const TOUCH_TENANT: &str = "INSERT INTO tenants (id, version, retention_ms, docu
        created_at_ms = CASE WHEN tenants.deleted_at_ms IS NULL THEN tenants.created_at_ms ELSE excluded.created_at_ms END,
        first_event = CASE WHEN tenants.deleted_at_ms IS NULL THEN tenants.first_event ELSE nextval('events_seq') END";
 const MAKE_TENANT: &str = "INSERT INTO tenants (id, version, retention_ms, document, extra, created_at_ms)
-     VALUES ($1, 1 + (SELECT value FROM counters WHERE name = 'removed_tenant_version'), $2, $3, '{}', $4)
+     VALUES ($1, 1 + (SELECT value FROM counters WHERE name = 'removed_tenant_version'),
+       coalesce($2, (SELECT value FROM counters WHERE name = 'default_retention_ms')), $3, '{}', $4)
      ON CONFLICT (id) DO UPDATE SET version = tenants.version + 1, deleted_at_ms = NULL,
        retention_ms = CASE WHEN tenants.deleted_at_ms IS NULL THEN tenants.retention_ms ELSE excluded.retention_ms END,
        document = CASE WHEN tenants.deleted_at_ms IS NULL THEN tenants.document ELSE excluded.document END,
@@ -450,7 +465,7 @@ async fn put_tenant(
     extra: &str,
     now: Timestamp,
 ) -> Result<Result<u64, Refusal>, Problem> {
-    let retention_ms = millis(tenant.retention.as_duration());
+    let retention_ms = tenant.retention.map(|retention| millis(retention.as_duration()));
     let before = self::tenant(connection, &tenant.id).await?;
     let row = connection
         .query_one(
@@ -466,7 +481,8 @@ async fn put_tenant(
 }
 
 const PUT_TENANT: &str = "INSERT INTO tenants (id, version, retention_ms, document, extra, created_at_ms)
-     VALUES ($1, 1 + (SELECT value FROM counters WHERE name = 'removed_tenant_version'), $2, $3, $4, $5)
+     VALUES ($1, 1 + (SELECT value FROM counters WHERE name = 'removed_tenant_version'),
+       coalesce($2, (SELECT value FROM counters WHERE name = 'default_retention_ms')), $3, $4, $5)
      ON CONFLICT (id) DO UPDATE SET version = tenants.version + 1, retention_ms = excluded.retention_ms,
        document = excluded.document, extra = excluded.extra, deleted_at_ms = NULL,
        created_at_ms = CASE WHEN tenants.deleted_at_ms IS NULL THEN tenants.created_at_ms ELSE excluded.created_at_ms END,

@@ -27,7 +27,7 @@ use super::slots::{Slot, Table, end_of, slot_of};
 use super::{Database, Postgres, configuration};
 use crate::columns::{class_code, digest, lines, millis, signed, state_columns, unsigned};
 use crate::feed::Fed;
-use crate::publishing::{answer_for_our_ids, merge};
+use crate::publishing::{KnownBy, answer_for_our_ids, merge};
 use crate::routing::{Planned, Routing, Versions};
 use crate::{Error, NewEvent, Published, partition_of};
 
@@ -71,9 +71,9 @@ impl Plan {
         key.into_iter().chain(id)
     }
 
-    fn duplicate(&self, of: &Plan) -> Published {
+    fn duplicate(&self, of: &Plan, key: &Key<'_>) -> Published {
         if self.new.fingerprint != of.new.fingerprint {
-            return Published::Conflict;
+            return Published::Conflict { event: of.new.event.id.clone(), by: KnownBy::of_kind(key.kind) };
         }
         let event = &of.new.event;
         Published::Duplicate {
@@ -378,11 +378,13 @@ async fn decide_round(
             let answer = of_others.iter().find_map(|key| {
                 let holder = &holders[key];
                 match ours.get(&holder.seq) {
-                    Some(first) => Some(plans[*place].duplicate(plans[*first])),
-                    None if holder.fingerprint != plans[*place].new.fingerprint && before.contains_key(&holder.seq) => {
-                        Some(Published::Conflict)
-                    }
-                    None => before.get(&holder.seq).cloned(),
+                    Some(first) => Some(plans[*place].duplicate(plans[*first], key)),
+                    None => before.get(&holder.seq).cloned().map(|found| match found {
+                        Published::Duplicate { event, .. } if holder.fingerprint != plans[*place].new.fingerprint => {
+                            Published::Conflict { event, by: KnownBy::of_kind(key.kind) }
+                        }
+                        found @ (Published::Duplicate { .. } | Published::Made { .. } | Published::Conflict { .. }) => found,
+                    }),
                 }
             });
             match answer {

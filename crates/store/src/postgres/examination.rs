@@ -4,7 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use super::connection::{self, Connection, Connections, Problem, Use};
 use super::migrations::STEPS;
-use super::{Postgres, SELECT_MASTER_KEY, SELECT_SETTINGS, row, unfit};
+use super::{Postgres, SELECT_MASTER_KEY, SELECT_SETTINGS, configuration, row, unfit};
 use crate::columns::corrupt;
 use crate::examination::{Examined, MasterKeyFit, Schema};
 use crate::{Error, Keyring};
@@ -34,11 +34,17 @@ async fn look(connection: &Connection, keyring: Option<&Keyring>) -> Result<Exam
     let skew = std::time::Duration::from_micros(here.abs_diff(row::column(&row, "micros")?));
     let has_tables: bool = row::column(&connection.query_one(SELECT_HAS_TABLES, &[]).await?, "has_tables")?;
     let (stored, sealed_with) = if has_tables { stored(connection).await? } else { (None, None) };
+    let has_endpoints: bool = row::column(&connection.query_one(SELECT_HAS_ENDPOINTS, &[]).await?, "has_tables")?;
+    let sealed = match keyring {
+        Some(keyring) if has_endpoints => Some(configuration::sealed_values(connection, keyring).await?),
+        Some(_) | None => None,
+    };
     let known = STEPS.last().expect("there are steps").version;
     Ok(Examined {
         version: format!("PostgreSQL {}", row::text(&version, "words")?),
         schema: Schema::of(stored, known),
         master_key: MasterKeyFit::of(sealed_with, keyring),
+        sealed,
         clock_skew: Some(skew),
         clock_jumped_by: None,
         has_unread_log: false,
@@ -71,4 +77,5 @@ fn since_1970_micros() -> i64 {
 const SELECT_VERSION: &str = "SELECT current_setting('server_version') AS words";
 const SELECT_CLOCK: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS micros";
 const SELECT_HAS_TABLES: &str = "SELECT to_regclass('schema') IS NOT NULL AS has_tables";
+const SELECT_HAS_ENDPOINTS: &str = "SELECT to_regclass('endpoints') IS NOT NULL AS has_tables";
 const SELECT_HAS_WORDS: &str = "SELECT 1 WHERE to_regclass('words') IS NOT NULL";

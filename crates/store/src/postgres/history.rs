@@ -11,7 +11,7 @@ use tokio_postgres::Row;
 
 use super::connection::{Connection, Problem};
 use super::lanes::Place;
-use super::slots::{day_of, slot};
+use super::slots::{Slot, day_of, slot};
 use super::{Database, lanes, row};
 use crate::columns::{StateColumns, checked_data, corrupt, duration, labels, limit, outcome, signed, state, unsigned};
 use crate::history::{SCAN_ROWS_MAX, cursor_of_dead, read_cursor_of_dead, read_cursor_of_seq};
@@ -117,6 +117,16 @@ impl Database {
 
     pub(super) async fn event(&self, tenant: Option<TenantId>, id: EventId) -> Result<Option<EventRow>, Error> {
         self.event_from(0, tenant, id).await
+    }
+
+    pub(super) async fn tenants_of_event(&self, id: EventId) -> Result<Vec<TenantId>, Error> {
+        let id = &id;
+        self.read(|connection| async move {
+            let (first, last) = slots_around(id);
+            let rows = connection.query(SELECT_TENANTS_OF_EVENT, &[&id.as_str(), &first, &last]).await?;
+            Ok(rows.iter().map(|row| row::parsed(row, "tenant", TenantId::parse)).collect::<Result<_, Error>>()?)
+        })
+        .await
     }
 
     /// The event that has this id in the present tenant, not in a deleted one of the same name.
@@ -285,6 +295,10 @@ const SELECT_PLACES: &str = "SELECT event_slot AS slot, event_seq AS seq FROM id
        WHERE kind = 'id' AND key = $1 AND coalesce(tenant = $2::text, TRUE)
      UNION SELECT slot, seq FROM events WHERE slot BETWEEN $3 AND $4 AND id = $1 AND coalesce(tenant = $2::text, TRUE)
      UNION SELECT slot, seq FROM events_kept WHERE id = $1 AND coalesce(tenant = $2::text, TRUE)";
+const SELECT_TENANTS_OF_EVENT: &str = "SELECT tenant FROM (
+       SELECT tenant FROM idempotency_keys WHERE kind = 'id' AND key = $1
+       UNION SELECT tenant FROM events WHERE slot BETWEEN $2 AND $3 AND id = $1
+       UNION SELECT tenant FROM events_kept WHERE id = $1) t ORDER BY tenant LIMIT 2";
 const SELECT_FIRST_EVENT: &str = "SELECT first_event FROM tenants WHERE id = $1 AND deleted_at_ms IS NULL";
 const COUNT_DELIVERIES: &str = "SELECT status, count(*) AS n FROM deliveries WHERE event_seq = $1 GROUP BY status";
 /// Payloads stay where they are.
@@ -316,14 +330,18 @@ pub(super) async fn by_id(connection: &Connection, id: DeliveryId) -> Result<Opt
 
 /// Where an event may be, without a look at all the days that there are.
 pub(super) async fn places_of_event(connection: &Connection, tenant: Option<&str>, id: &EventId) -> Result<Vec<Place>, Problem> {
-    // A day before and after: the clock may have been set between the id and the event.
-    let (first, last) = match id.made_at().map(day_of) {
-        Some(day) => (slot(day.saturating_sub(1), 0), slot(day.saturating_add(1), 3)),
-        None => (1, 0),
-    };
+    let (first, last) = slots_around(id);
     let rows = connection.query(SELECT_PLACES, &[&id.as_str(), &tenant, &first, &last]).await?;
     let place = |row| Ok(Place { slot: row::column(row, "slot")?, seq: row::column(row, "seq")? });
     Ok(rows.iter().map(place).collect::<Result<_, Error>>()?)
+}
+
+/// The days in which an id of ours was made. A day before and after: the clock may have been set between the id and the event.
+fn slots_around(id: &EventId) -> (Slot, Slot) {
+    match id.made_at().map(day_of) {
+        Some(day) => (slot(day.saturating_sub(1), 0), slot(day.saturating_add(1), 3)),
+        None => (1, 0),
+    }
 }
 
 /// An event has few deliveries: they are all looked at.

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use posthaste_core::id::{DeliveryId, EndpointId, EventId, TenantId};
-use posthaste_core::tenant::Retention;
 use posthaste_core::time::Timestamp;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
@@ -595,7 +594,7 @@ async fn sweep_the_rest(
     swept.events = unsigned(row::column(&kept, "deleted")?);
     let kept_events = if row::column::<i64>(&kept, "looked_at")? >= COPIED_ROWS { row::column(&kept, "last")? } else { 0 };
 
-    let retention = millis(Retention::default().as_duration());
+    let retention = millis(database.options.retention.as_duration());
     let (at, id) = &from.replays;
     let looked = connection.query(DELETE_REPLAYS, &[at, id, &now, &retention, &rows_max]).await?;
     let replays = Looked::read(&looked, rows)?;

@@ -27,9 +27,11 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use posthaste_core::id::{Sequence, Unique};
+use posthaste_core::tenant::Retention;
 use posthaste_core::time::Timestamp;
 use tokio::sync::mpsc;
 
+use crate::columns::millis;
 use crate::commands::Queued;
 use crate::feed::{Fed, Feed, Feeder};
 use crate::routing::Routings;
@@ -104,6 +106,8 @@ impl Postgres {
         check_server(&connection).await?;
         migrations::run(&connection).await?;
         check_master_key(&connection, &database.options).await?;
+        configuration::sealed_values(&connection, &database.options.keyring).await?.check()?;
+        apply_default_retention(&connection, database.options.retention).await?;
         drop(connection);
         let waiting_bytes_max = database.options.commit_queue_bytes_max;
         let publishing = Arc::new(Publishing(Arc::clone(&database)));
@@ -172,6 +176,20 @@ fn unfit(row: &tokio_postgres::Row) -> Result<Option<&'static str>, Error> {
 }
 
 /// A node with another key than the database's could read no secret, and would write some that nobody else can.
+/// Tenants that do not set their own retention follow the setting of the node that was started last.
+async fn apply_default_retention(connection: &Connection, retention: Retention) -> Result<(), Problem> {
+    let retention_ms = millis(retention.as_duration());
+    connection.execute(PUT_DEFAULT_RETENTION, &[&retention_ms]).await?;
+    connection.execute(APPLY_DEFAULT_RETENTION, &[&retention_ms]).await?;
+    Ok(())
+}
+
+const PUT_DEFAULT_RETENTION: &str = "INSERT INTO counters (name, value) VALUES ('default_retention_ms', $1)
+     ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE counters.value <> excluded.value";
+/// The document is not parsed: one that cannot be read must not keep a node from starting.
+const APPLY_DEFAULT_RETENTION: &str = r#"UPDATE tenants SET retention_ms = $1
+     WHERE retention_ms <> $1 AND document NOT LIKE '%"retention_days":%'"#;
+
 async fn check_master_key(connection: &Connection, options: &Options) -> Result<(), Problem> {
     let current = options.keyring.current_id().to_string();
     let stored = match connection.query_opt(SELECT_MASTER_KEY, &[]).await? {
@@ -218,8 +236,8 @@ mod verbs {
         Answer, Applied, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command,
         Commanded, Commands, Configured, DeliveryQuery, DeliveryRow, EndpointQuery, EventQuery, EventRow, HandedOver, Housekeeping,
         Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record,
-        RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow, StatisticsQuery, StatisticsStep, Store, StoredEndpoint,
-        StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
+        RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow, SealedValues, StatisticsQuery, StatisticsStep, Store,
+        StoredEndpoint, StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
     };
 
     impl Store for Postgres {
@@ -298,6 +316,8 @@ mod verbs {
             dead_letters(query: DeliveryQuery) -> Page<DeliveryRow>;
             attempts(delivery: DeliveryId) -> Vec<AttemptRecord>;
             event(tenant: Option<TenantId>, id: EventId) -> Option<EventRow>;
+            tenants_of_event(id: EventId) -> Vec<TenantId>;
+            sealed_values() -> SealedValues;
             events(query: EventQuery) -> Page<EventRow>;
             create_replay(replay: NewReplay, audit: Audit) -> ReplayRow;
             count_replay(filter: ReplayFilter) -> ReplayCount;

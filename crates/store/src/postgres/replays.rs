@@ -159,6 +159,9 @@ impl Database {
                 let Some(planned) = targets.planned(self, original.endpoint, &original.event_type, original.is_priority) else {
                     return Ok(Err(Refusal::EndpointTakesNothing));
                 };
+                if targets.subscribed(self, original.endpoint, &original.event_type, original.is_priority).is_none() {
+                    return Ok(Err(Refusal::Unsubscribed));
+                }
                 let place = place_of(&row)?;
                 let found = lanes::events_at(&connection, std::iter::once(place)).await?;
                 let event = found.get(&place.seq).and_then(|row| lanes::event(row).ok());
@@ -272,9 +275,13 @@ async fn count_some(
 ) -> Result<(BTreeMap<EndpointId, ReplayCount>, Option<i64>), Problem> {
     let Look { candidates, more } = look(database, connection, filter, filter.endpoint, bounds, after, SCAN_ROWS).await?;
     let payloads = with_payload(connection, &candidates).await?;
+    let erased = erased_before(connection, &candidates, bounds.as_of).await?;
     let targets = Targets::load(connection, candidates.iter().map(|candidate| candidate.endpoint).collect()).await?;
     let mut counts: BTreeMap<EndpointId, ReplayCount> = BTreeMap::new();
     for candidate in &candidates {
+        if matches!(&candidate.found, Found::Make(MadeOf::Delivery { place, .. }) if erased.contains(&place.seq)) {
+            continue;
+        }
         let count = counts.entry(candidate.endpoint).or_default();
         candidate.found.count_in(count);
         if let Found::Make(MadeOf::Delivery { event_type, is_priority, place }) = &candidate.found {
@@ -300,6 +307,23 @@ async fn with_payload(connection: &Connection, candidates: &[Candidate]) -> Resu
     Ok(rows.iter().map(|row| row::column(row, "seq")).collect::<Result<_, _>>()?)
 }
 
+/// What was erased before a replay was requested is not part of it.
+async fn erased_before<'a>(
+    connection: &Connection,
+    candidates: impl IntoIterator<Item = &'a Candidate>,
+    as_of: Timestamp,
+) -> Result<BTreeSet<i64>, Problem> {
+    let (slots, seqs): (BTreeSet<_>, BTreeSet<i64>) = places(candidates).map(|place| (place.slot, place.seq)).unzip();
+    if seqs.is_empty() {
+        return Ok(BTreeSet::new());
+    }
+    let (slots, seqs): (Vec<_>, Vec<_>) = (slots.into_iter().collect(), seqs.into_iter().collect());
+    let rows = connection.query(SELECT_ERASED, &[&slots, &seqs, &as_of.as_millis()]).await?;
+    Ok(rows.iter().map(|row| row::column(row, "seq")).collect::<Result<_, _>>()?)
+}
+
+const SELECT_ERASED: &str = "SELECT seq FROM events WHERE slot = ANY($1) AND seq = ANY($2) AND erased_at_ms <= $3
+     UNION SELECT seq FROM events_kept WHERE seq = ANY($2) AND erased_at_ms <= $3";
 const SELECT_WITH_PAYLOAD: &str = "SELECT seq FROM events WHERE slot = ANY($1) AND seq = ANY($2) AND data IS NOT NULL
      UNION ALL SELECT seq FROM events_kept WHERE seq = ANY($2) AND data IS NOT NULL";
 
@@ -477,6 +501,7 @@ async fn step(
     let originals: Vec<i64> = taken().filter(is_delivery).map(|one| one.position).collect();
     let repeated = lock_originals(connection, originals).await?;
     let events = load_events(connection, places(taken()).collect()).await?;
+    let erased = erased_before(connection, taken(), bounds.as_of).await?;
 
     let (mut stepped, mut rows) = (Stepped::default(), Vec::new());
     let of = Some(key);
@@ -491,6 +516,7 @@ async fn step(
             Found::Make(MadeOf::Delivery { event_type, is_priority, place }) => {
                 let planned = targets.subscribed(database, candidate.endpoint, event_type, *is_priority);
                 match (events.get(&place.seq), planned) {
+                    (None, _) if erased.contains(&place.seq) => continue,
                     (None, _) => Err(SkipReason::Erased),
                     (Some(_), None) => Err(SkipReason::Unsubscribed),
                     // Behind what was there before it.

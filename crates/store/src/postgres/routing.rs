@@ -69,7 +69,7 @@ pub(super) async fn load(connection: &Connection, tenant: &TenantId, options: &O
     let endpoints = landed[endpoints].iter().map(configuration::endpoint_without_secrets).collect::<Result<_, _>>()?;
     let tenant = landed[stored].first().map(configuration::tenant_from_row).transpose()?.map(|stored| stored.tenant);
     let catalogue = landed[types].iter().map(configuration::event_type).collect::<Result<Vec<_>, _>>()?;
-    Ok(Arc::new(Routing::new(versions, &options.policies, tenant.as_ref(), endpoints, urgent_types(&catalogue))))
+    Ok(Arc::new(Routing::new(versions, &options.policies, options.retention, tenant.as_ref(), endpoints, urgent_types(&catalogue))))
 }
 
 const SELECT_VERSIONS: &str =

@@ -9,13 +9,13 @@ use posthaste_core::time::Timestamp;
 use rusqlite::{Connection, Row, named_params, params};
 
 use super::writer::State;
-use super::{SMALL, Sqlite, lanes, routing, row};
+use super::{SMALL, Sqlite, file, lanes, routing, row};
 use crate::columns::{limit, lines, millis, scopes, signed, status, status_columns, unsigned};
 use crate::document::{self, EndpointColumns};
 use crate::secrets;
 use crate::{
-    Audit, AuditRow, Change, Configured, EndpointQuery, Error, Key, KeyHash, Keyring, NewEndpoint, Refusal, StoredEndpoint,
-    StoredSecret, StoredTenant, TakenUp, partition_of,
+    Audit, AuditRow, Change, Configured, EndpointQuery, Error, Key, KeyHash, Keyring, NewEndpoint, Refusal, SealedValues,
+    StoredEndpoint, StoredSecret, StoredTenant, TakenUp, partition_of,
 };
 
 impl Sqlite {
@@ -34,6 +34,11 @@ impl Sqlite {
             Ok(Ok(Configured { number, version }))
         })
         .await
+    }
+
+    pub(super) async fn sealed_values(&self) -> Result<SealedValues, Error> {
+        let keyring = self.0.options.keyring.clone();
+        self.read(move |connection| file::sealed_values(connection, &keyring)).await
     }
 
     pub(super) async fn configuration_number(&self) -> Result<u64, Error> {
@@ -331,7 +336,8 @@ pub(super) fn touch_tenant(connection: &Connection, id: &TenantId, now: Timestam
     connection
         .prepare_cached(
             "INSERT INTO tenants (id, version, retention_ms, document, extra, created_at_ms)
-             VALUES (?1, 1 + (SELECT value FROM counters WHERE name = 'removed_tenant_version'), ?2, ?3, '{}', ?4)
+             VALUES (?1, 1 + (SELECT value FROM counters WHERE name = 'removed_tenant_version'),
+               coalesce(?2, (SELECT value FROM counters WHERE name = 'default_retention_ms')), ?3, '{}', ?4)
              ON CONFLICT (id) DO UPDATE SET version = version + 1, deleted_at_ms = NULL,
                retention_ms = CASE WHEN deleted_at_ms IS NULL THEN retention_ms ELSE excluded.retention_ms END,
                document = CASE WHEN deleted_at_ms IS NULL THEN document ELSE excluded.document END,
@@ -339,7 +345,7 @@ pub(super) fn touch_tenant(connection: &Connection, id: &TenantId, now: Timestam
                created_at_ms = CASE WHEN deleted_at_ms IS NULL THEN created_at_ms ELSE excluded.created_at_ms END,
                first_event = CASE WHEN deleted_at_ms IS NULL THEN first_event ELSE (SELECT coalesce(max(seq), 0) + 1 FROM events) END",
         )?
-        .execute(params![id.as_str(), millis(new.retention.as_duration()), document::tenant(&new), now.as_millis()])?;
+        .execute(params![id.as_str(), new.retention.map(|retention| millis(retention.as_duration())), document::tenant(&new), now.as_millis()])?;
     Ok(())
 }
 
@@ -347,7 +353,8 @@ fn put_tenant(connection: &Connection, tenant: &Tenant, extra: &str, now: Timest
     let version: i64 = connection
         .prepare_cached(
             "INSERT INTO tenants (id, version, retention_ms, document, extra, created_at_ms)
-             VALUES (?1, 1 + (SELECT value FROM counters WHERE name = 'removed_tenant_version'), ?2, ?3, ?4, ?5)
+             VALUES (?1, 1 + (SELECT value FROM counters WHERE name = 'removed_tenant_version'),
+               coalesce(?2, (SELECT value FROM counters WHERE name = 'default_retention_ms')), ?3, ?4, ?5)
              ON CONFLICT (id) DO UPDATE SET version = version + 1, retention_ms = excluded.retention_ms,
                document = excluded.document, extra = excluded.extra, deleted_at_ms = NULL,
                created_at_ms = CASE WHEN deleted_at_ms IS NULL THEN created_at_ms ELSE excluded.created_at_ms END,
@@ -355,7 +362,7 @@ fn put_tenant(connection: &Connection, tenant: &Tenant, extra: &str, now: Timest
              RETURNING version",
         )?
         .query_row(
-            params![tenant.id.as_str(), millis(tenant.retention.as_duration()), document::tenant(tenant), extra, now.as_millis()],
+            params![tenant.id.as_str(), tenant.retention.map(|retention| millis(retention.as_duration())), document::tenant(tenant), extra, now.as_millis()],
             |row| row.get(0),
         )?;
     Ok(Ok(unsigned(version)))

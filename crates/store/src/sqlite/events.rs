@@ -15,7 +15,7 @@ use super::writer::{State, Turn};
 use super::{Sqlite, configuration, routing, row};
 use crate::columns::{class_code, digest, limit, lines, millis, state_columns, unsigned};
 use crate::feed::Fed;
-use crate::publishing::{answer_for_our_ids, merge};
+use crate::publishing::{KnownBy, answer_for_our_ids, merge};
 use crate::routing::{Planned, Versions};
 use crate::{Error, NewEvent, Published, partition_of};
 
@@ -222,7 +222,7 @@ fn published_before(connection: &Connection, new: &NewEvent, now: Timestamp) -> 
         let mut select = connection.prepare_cached(SELECT_PUBLISHED_BEFORE)?;
         let found = row::first(select.query(params![event.tenant.as_str(), kind, key, now.as_millis()])?, |row| {
             if row::column::<[u8; 32]>(row, "fingerprint")? != new.fingerprint {
-                return Ok(Published::Conflict);
+                return Ok(Published::Conflict { event: row::parsed(row, "id", EventId::parse)?, by: KnownBy::of_kind(kind) });
             }
             Ok(Published::Duplicate {
                 event: row::parsed(row, "id", EventId::parse)?,

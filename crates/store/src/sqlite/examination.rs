@@ -31,6 +31,7 @@ impl Sqlite {
                 version,
                 schema,
                 master_key,
+                sealed: None,
                 clock_skew: None,
                 clock_jumped_by: None,
                 has_unread_log: false,
@@ -57,7 +58,9 @@ impl Sqlite {
         let schema = Schema::of(stored_schema(&connection), known);
         let master_key = MasterKeyFit::of(stored_master_key(&connection), keyring);
         let clock_jumped_by = clock::jumped_by(&connection);
-        Ok(Some(Examined { version, schema, master_key, clock_skew: None, clock_jumped_by, has_unread_log, troubles }))
+        // A table that is not there, or damaged, is told elsewhere.
+        let sealed = keyring.and_then(|keyring| file::sealed_values(&connection, keyring).ok());
+        Ok(Some(Examined { version, schema, master_key, sealed, clock_skew: None, clock_jumped_by, has_unread_log, troubles }))
     }
 
     /// The process that owns this directory, as far as this one can see it. The lock itself is not touched: whoever starts in

@@ -6,11 +6,14 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use posthaste_core::tenant::Retention;
 use rusqlite::{Connection, OpenFlags};
 
-use crate::{Error, Options};
+use crate::{Error, Keyring, Options, SealedValues};
 
 use super::migrations;
+use super::row;
+use crate::columns::{millis, unsigned};
 
 /// Up to this size every page is looked at when it is opened: some tenths of a second.
 pub(super) const CHECKED_BYTES_MAX: u64 = 64 * 1024 * 1024;
@@ -89,6 +92,8 @@ pub(super) fn open(data_dir: &Path, options: &Options) -> Result<Opened, Error> 
         ));
     }
     check_master_key(&connection, options)?;
+    sealed_values(&connection, &options.keyring)?.check()?;
+    apply_default_retention(&mut connection, options.retention).map_err(|error| unusable("cannot be written to", &error))?;
     connection
         .execute("UPDATE counters SET value = value + 1 WHERE name = 'epoch'", [])
         .map_err(|error| unusable("cannot be written to", &error))?;
@@ -150,18 +155,45 @@ fn check_master_key(connection: &Connection, options: &Options) -> Result<(), Er
     }
 }
 
+pub(super) fn sealed_values(connection: &Connection, keyring: &Keyring) -> Result<SealedValues, Error> {
+    let mut select = connection.prepare("SELECT substr(sealed, 2, 8) AS key, count(*) AS n FROM endpoints GROUP BY 1")?;
+    let by_key = row::all(select.query([])?, |row| Ok((row::column(row, "key")?, unsigned(row::column(row, "n")?))))?;
+    Ok(SealedValues::count(keyring, by_key))
+}
+
+/// Tenants that do not set their own retention follow the server's setting, which may have changed since the last start. The document
+/// is not parsed: one that cannot be read must not keep the server from starting.
+fn apply_default_retention(connection: &mut Connection, retention: Retention) -> Result<(), rusqlite::Error> {
+    let retention_ms = millis(retention.as_duration());
+    let transaction = connection.transaction()?;
+    transaction.execute(
+        "INSERT INTO counters (name, value) VALUES ('default_retention_ms', ?1)
+         ON CONFLICT (name) DO UPDATE SET value = excluded.value WHERE value <> excluded.value",
+        [retention_ms],
+    )?;
+    transaction.execute(
+        r#"UPDATE tenants SET retention_ms = ?1 WHERE retention_ms <> ?1 AND document NOT LIKE '%"retention_days":%'"#,
+        [retention_ms],
+    )?;
+    transaction.commit()
+}
+
 /// Where a writer goes again and again: the ends of tables and indexes. What else it wants is in the system's cache. SQLite looks through
 /// all of it whenever a tree was balanced, so that more would cost more than it saves.
 const WRITERS_CACHE_KIB: u32 = 8 * 1024;
 /// Of each of them.
 const READERS_CACHE_KIB: u32 = 2 * 1024;
 
+pub(super) const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
 pub(super) fn connect(path: &Path) -> Result<Connection, Error> {
     let connection = Connection::open(path)?;
     // FULL: an answer is given only after the disk has it. NORMAL could lose acknowledged events in a power cut.
-    // The log is checkpointed beside the writer, not inside a commit.
+    // The log is checkpointed beside the writer, not inside a commit. What is deleted is overwritten, so that an erased payload is
+    // gone from the file.
     connection.execute_batch(&format!(
         "PRAGMA auto_vacuum = INCREMENTAL; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA wal_autocheckpoint = 0;
+         PRAGMA secure_delete = ON;
          PRAGMA busy_timeout = 5000; PRAGMA cache_size = -{WRITERS_CACHE_KIB}; PRAGMA temp_store = MEMORY;"
     ))?;
     connection.set_prepared_statement_cache_capacity(128);

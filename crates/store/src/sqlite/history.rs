@@ -123,6 +123,15 @@ impl Sqlite {
         .await
     }
 
+    pub(super) async fn tenants_of_event(&self, id: EventId) -> Result<Vec<TenantId>, Error> {
+        self.read(move |connection| {
+            let mut select =
+                connection.prepare_cached("SELECT DISTINCT tenant FROM events WHERE id = ?1 ORDER BY tenant LIMIT 2")?;
+            row::all(select.query([id.as_str()])?, |row| row::parsed(row, "tenant", TenantId::parse))
+        })
+        .await
+    }
+
     /// The event that has this id in the present tenant, not in a deleted one of the same name.
     pub(super) async fn published_event(&self, tenant: TenantId, id: EventId) -> Result<Option<EventRow>, Error> {
         self.read(move |connection| {

@@ -4,12 +4,11 @@
 //! milliseconds. Every look reads a bounded number of rows and remembers where it stopped.
 
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use posthaste_core::id::{DeliveryId, EndpointId, EventId, TenantId};
 use posthaste_core::retention::next_step_rows;
-use posthaste_core::tenant::Retention;
 use posthaste_core::time::Timestamp;
 use rusqlite::{Connection, Row, params};
 
@@ -43,6 +42,8 @@ pub(super) struct Progress {
     replays: Place,
     lanes: Vec<u8>,
     resealed: Vec<u8>,
+    /// Rows were deleted since the log was last emptied: it still has them.
+    is_in_the_log: bool,
 }
 
 impl Default for Progress {
@@ -55,9 +56,14 @@ impl Default for Progress {
             replays: FRONT,
             lanes: Vec::new(),
             resealed: Vec::new(),
+            is_in_the_log: false,
         }
     }
 }
+
+/// How long an erasure waits for readers that keep the log from being emptied.
+const EMPTIED_WITHIN: Duration = Duration::from_millis(3_500);
+const EMPTIED_PAUSE: Duration = Duration::from_millis(20);
 
 /// Where the next look for overdue deliveries starts.
 #[derive(Debug, Default)]
@@ -92,7 +98,13 @@ impl Sqlite {
         }
         step.swept.behind = step.swept.behind.max(progress.rotation.behind());
         step.swept.has_more |= progress.rotation.is_anything_left();
-        Ok(step.swept)
+        let swept = step.swept;
+        progress.is_in_the_log |= swept.events + swept.deliveries > 0;
+        if progress.is_in_the_log && !swept.has_more {
+            // Once at the end of a round. If somebody reads, the next step tries again.
+            progress.is_in_the_log = !self.0.writer.empty_the_log().await?;
+        }
+        Ok(swept)
     }
 
     /// What is found, even if one of the looks fails; an error only if nothing was.
@@ -130,20 +142,37 @@ impl Sqlite {
 
     pub(super) async fn erase(&self, tenant: Option<TenantId>, event: EventId, audit: Audit) -> Result<bool, Error> {
         let store = self.clone();
-        self.write(SMALL, move |connection, _| {
-            let now = store.clock_now();
-            let erased = connection
-                .prepare_cached(
-                    "UPDATE events SET data = NULL, erased_at_ms = ?3
+        let has_erased = self
+            .write(SMALL, move |connection, _| {
+                let now = store.clock_now();
+                let erased = connection
+                    .prepare_cached(
+                        "UPDATE events SET data = NULL, erased_at_ms = ?3
                      WHERE seq IN (SELECT seq FROM events WHERE id = ?2 AND (?1 IS NULL OR tenant = ?1)) AND data IS NOT NULL",
-                )?
-                .execute(params![tenant.as_ref().map(TenantId::as_str), event.as_str(), now.as_millis()])?;
-            if erased > 0 {
-                configuration::write_audit(connection, &audit, now)?;
+                    )?
+                    .execute(params![tenant.as_ref().map(TenantId::as_str), event.as_str(), now.as_millis()])?;
+                if erased > 0 {
+                    configuration::write_audit(connection, &audit, now)?;
+                }
+                Ok(erased > 0)
+            })
+            .await?;
+        // Also if there was nothing to erase: an earlier call may have ended before the log was emptied.
+        self.empty_the_log().await?;
+        Ok(has_erased)
+    }
+
+    /// What was deleted is overwritten in the database file (`secure_delete`); the log still has the pages as they were before.
+    /// Readers that began earlier have to end first, which they do within [`READ_MAX`].
+    async fn empty_the_log(&self) -> Result<(), Error> {
+        let deadline = Instant::now() + EMPTIED_WITHIN;
+        while !self.0.writer.empty_the_log().await? {
+            if Instant::now() > deadline {
+                return Err(Error::unavailable("the log could not be emptied yet; it still has what was erased"));
             }
-            Ok(erased > 0)
-        })
-        .await
+            tokio::time::sleep(EMPTIED_PAUSE).await;
+        }
+        Ok(())
     }
 
     pub(super) async fn close(&self) -> Result<(), Error> {
@@ -370,7 +399,7 @@ impl Step<'_> {
     /// Replays that have ended, once their tenant's retention has passed.
     async fn delete_replays(&mut self, progress: &mut Progress, rows: usize) -> Result<(), Error> {
         let ((at, after), now) = (progress.replays.clone(), self.now.as_millis());
-        let retention = millis(Retention::default().as_duration());
+        let retention = millis(self.store.0.options.retention.as_duration());
         let looked: Vec<(Place, bool)> = self
             .store
             .read(move |connection| {

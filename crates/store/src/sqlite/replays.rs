@@ -149,9 +149,11 @@ impl Sqlite {
                 return Ok(Err(Refusal::StillWaiting));
             }
             let target = target(&store, connection, original.endpoint)?;
-            let Some(planned) = target.and_then(|target| target.planned(&original.event_type, original.is_priority)) else {
-                return Ok(Err(Refusal::EndpointTakesNothing));
-            };
+            let planned = target.as_ref().and_then(|target| target.planned(&original.event_type, original.is_priority));
+            let (Some(target), Some(planned)) = (target, planned) else { return Ok(Err(Refusal::EndpointTakesNothing)) };
+            if !target.endpoint.subscription.covers(&original.event_type) {
+                return Ok(Err(Refusal::Unsubscribed));
+            }
             let event = match event_of(connection, signed(original.seq))? {
                 Some((event_seq, Ok(event))) => (event_seq, event),
                 Some((_, Err(_))) | None => return Ok(Err(Refusal::PayloadGone)),
@@ -210,6 +212,9 @@ fn count_some(
             Found::Skipped(_) => candidate.endpoint,
             Found::Make(MadeOf::MissedEvent { planned, .. }) => planned.endpoint,
             Found::Make(MadeOf::Delivery { event_type, is_priority }) => {
+                if is_erased(connection, candidate.position, bounds.as_of)? {
+                    continue;
+                }
                 let count = counts.entry(candidate.endpoint).or_default();
                 count.matched += 1;
                 if !has_payload(connection, candidate.position)? {
@@ -224,6 +229,15 @@ fn count_some(
     }
     let last = candidates.last().map(|last| last.position).filter(|_| more);
     Ok((counts, last))
+}
+
+/// What was erased before a replay was requested is not part of it.
+fn is_erased(connection: &Connection, delivery_seq: i64, as_of: Timestamp) -> Result<bool, Error> {
+    Ok(connection
+        .prepare_cached(
+            "SELECT EXISTS (SELECT 1 FROM deliveries d JOIN events e ON e.seq = d.event_seq WHERE d.seq = ?1 AND e.erased_at_ms <= ?2)",
+        )?
+        .query_row(params![delivery_seq, as_of.as_millis()], |row| row.get(0))?)
 }
 
 fn has_payload(connection: &Connection, delivery_seq: i64) -> Result<bool, Error> {
@@ -398,6 +412,7 @@ fn step(
                 Found::NotMatched => {}
                 Found::Skipped(reason) => stepped.skipped.add(reason),
                 Found::Make(made_of) => match makeable(turn, &mut targets, candidate.position, *endpoint, made_of)? {
+                    Err(SkipReason::Erased) if is_erased(turn, candidate.position, bounds.as_of)? => {}
                     Err(reason) => stepped.skipped.add(reason),
                     Ok(_) if made >= made_max => {
                         is_at_the_end = false;

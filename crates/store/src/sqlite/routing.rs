@@ -44,5 +44,5 @@ pub(super) fn load(connection: &Connection, tenant: &TenantId, options: &Options
     let stored = configuration::tenant(connection, tenant)?;
     let catalogue: Vec<catalogue::Entry> = configuration::event_types(connection)?;
     let tenant = stored.map(|stored| stored.tenant);
-    Ok(Arc::new(Routing::new(versions, &options.policies, tenant.as_ref(), endpoints, urgent_types(&catalogue))))
+    Ok(Arc::new(Routing::new(versions, &options.policies, options.retention, tenant.as_ref(), endpoints, urgent_types(&catalogue))))
 }

@@ -76,7 +76,12 @@ impl Waiting {
 }
 
 enum Message {
-    Job { job: Box<dyn Job>, bytes: usize },
+    Job {
+        job: Box<dyn Job>,
+        bytes: usize,
+    },
+    /// Answers whether the log is empty now.
+    EmptyTheLog(oneshot::Sender<Result<bool, Error>>),
     Close(oneshot::Sender<Result<(), Error>>),
 }
 
@@ -240,6 +245,14 @@ impl Writer {
         answered.await.map_err(|_| Error::unavailable("the store is closed"))?
     }
 
+    /// Copies the log into the database file and cuts it to nothing, so that no page is left in it as it was before. False while
+    /// somebody reads from it.
+    pub(super) async fn empty_the_log(&self) -> Result<bool, Error> {
+        let (answer, answered) = oneshot::channel();
+        self.jobs.send(Message::EmptyTheLog(answer)).map_err(|_| Error::unavailable("the store is closed"))?;
+        answered.await.map_err(|_| Error::unavailable("the store is closed"))?
+    }
+
     pub(super) async fn close(&self) -> Result<(), Error> {
         let (answer, answered) = oneshot::channel();
         // Closed already is closed.
@@ -304,6 +317,7 @@ impl Loop {
             let mut group_bytes = 0;
             let mut next = Some(first);
             let mut closing = None;
+            let mut emptying = Vec::new();
             while let Some(message) = next {
                 match message {
                     Message::Job { job, bytes } => {
@@ -311,6 +325,7 @@ impl Loop {
                         group_bytes += bytes;
                         group.push(job);
                     }
+                    Message::EmptyTheLog(answer) => emptying.push(answer),
                     Message::Close(answer) => {
                         closing = Some(answer);
                         break;
@@ -332,6 +347,9 @@ impl Loop {
                 }
                 self.last_callers = [callers, self.last_callers[0]];
                 self.tend_the_log();
+            }
+            for answer in emptying {
+                let _ = answer.send(self.empty_the_log());
             }
             if let Some(answer) = closing {
                 let closed = file::close(&self.connection, &self.surroundings.marker_path);
@@ -463,6 +481,9 @@ impl Loop {
                         self.waiting.gone(bytes);
                         job.answer(Became::Nothing("the database is being opened anew after a failed flush".to_owned()));
                     }
+                    Ok(Message::EmptyTheLog(answer)) => {
+                        let _ = answer.send(Err(Error::unavailable("the last flush has failed")));
+                    }
                     Ok(Message::Close(answer)) => {
                         let _ = answer.send(Err(Error::unavailable("the last flush has failed")));
                     }
@@ -480,6 +501,18 @@ impl Loop {
             }
             pause = (pause * 2).min(Duration::from_secs(1));
         }
+    }
+
+    /// Others wait for the writer meanwhile: it does not wait for readers itself.
+    fn empty_the_log(&mut self) -> Result<bool, Error> {
+        self.connection.busy_timeout(Duration::ZERO)?;
+        let is_busy = self.connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get::<_, i64>(0));
+        self.connection.busy_timeout(file::BUSY_TIMEOUT)?;
+        let is_empty = is_busy? == 0;
+        if is_empty {
+            self.log_frames.store(0, Ordering::Relaxed);
+        }
+        Ok(is_empty)
     }
 
     /// The length of the file says nothing: a log that begins anew does so within it.

@@ -171,8 +171,11 @@ async fn tenants_come_into_being_change_and_go(world: World) {
     let endpoint = world.endpoint("acme").await;
     let stored = world.store.tenant(tenant("acme")).await.unwrap().unwrap();
     assert_eq!(stored.tenant, Tenant::new(tenant("acme")));
-    let changed =
-        Tenant { share: Share::new(3, 12).unwrap(), retention: Retention::days(7).unwrap(), ..Tenant::new(tenant("acme")) };
+    let changed = Tenant {
+        share: Share::new(3, 12).unwrap().into(),
+        retention: Some(Retention::days(7).unwrap()),
+        ..Tenant::new(tenant("acme"))
+    };
     let put = Change::PutTenant { tenant: Box::new(changed.clone()), extra: r#"{"plan": "gold"}"#.to_owned() };
     assert!(world.configure(put).await.unwrap().version > stored.version);
     let stored = world.store.tenant(tenant("acme")).await.unwrap().unwrap();
@@ -212,7 +215,7 @@ async fn event_types_are_a_catalogue(world: World) {
 }
 
 async fn a_change_of_a_tenant_or_a_type_that_somebody_else_has_changed_meanwhile_is_refused(world: World) {
-    let of = |weight| Tenant { share: Share::new(weight, 12).unwrap(), ..Tenant::new(tenant("acme")) };
+    let of = |weight| Tenant { share: Share::new(weight, 12).unwrap().into(), ..Tenant::new(tenant("acme")) };
     let replace = |weight, expected| Change::ReplaceTenant {
         tenant: Box::new(of(weight)),
         extra: "{}".to_owned(),

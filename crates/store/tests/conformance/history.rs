@@ -1,7 +1,7 @@
 //! What has become of it, for people who ask.
 
 use posthaste_core::delivery::{DeadReason, State};
-use posthaste_core::event::EventType;
+use posthaste_core::event::TypePatterns;
 use posthaste_core::id::EventId;
 use posthaste_store::*;
 
@@ -75,10 +75,13 @@ async fn deliveries_are_paged_newest_first_by_every_filter(world: World) {
     assert_eq!(count(DeliveryQuery { endpoint: Some(second.id), tenant: Some(tenant("globex")), ..query.clone() }).await, 0);
     assert_eq!(count(DeliveryQuery { event: Some(events[1].clone()), ..query.clone() }).await, 2);
     assert_eq!(count(DeliveryQuery { event: Some(events[1].clone()), endpoint: Some(first.id), ..query.clone() }).await, 1);
-    let user = EventType::parse("user.made").unwrap();
-    assert_eq!(count(DeliveryQuery { event_type: Some(user), ..query.clone() }).await, 2);
-    assert_eq!(count(DeliveryQuery { status: Some(StatusFilter::Delivered), ..query.clone() }).await, 1);
-    assert_eq!(count(DeliveryQuery { status: Some(StatusFilter::Waiting), ..query.clone() }).await, 6);
+    let types = |patterns: &[&str]| TypePatterns::parse(patterns.iter().copied()).unwrap();
+    assert_eq!(count(DeliveryQuery { event_types: types(&["user.made"]), ..query.clone() }).await, 2);
+    assert_eq!(count(DeliveryQuery { event_types: types(&["user.*", "order.*"]), ..query.clone() }).await, 7);
+    let statuses = vec![StatusFilter::Delivered, StatusFilter::Waiting];
+    assert_eq!(count(DeliveryQuery { statuses, ..query.clone() }).await, 7);
+    assert_eq!(count(DeliveryQuery { statuses: vec![StatusFilter::Delivered], ..query.clone() }).await, 1);
+    assert_eq!(count(DeliveryQuery { statuses: vec![StatusFilter::Waiting], ..query.clone() }).await, 6);
     assert_eq!(count(DeliveryQuery { to: Some(rows[0].created_at), ..query.clone() }).await, 0);
     assert_eq!(count(DeliveryQuery { from: Some(later(world.store.now(), 60)), ..query }).await, 0);
 }
@@ -96,8 +99,8 @@ async fn a_page_is_bounded_and_goes_on(world: World) {
         let events = events.iter().map(|_| crate::world::new_event(world.event("acme", "order.paid"))).collect();
         world.publish_all(events).await;
     }
-    let event_type = Some(EventType::parse("rare.one").unwrap());
-    let query = DeliveryQuery { event_type, limit: 10, ..DeliveryQuery::default() };
+    let event_types = TypePatterns::parse(["rare.one"]).unwrap();
+    let query = DeliveryQuery { event_types, limit: 10, ..DeliveryQuery::default() };
     let first = world.store.deliveries(query.clone()).await.unwrap();
     assert_eq!(first.rows, [], "it did not look at everything");
     assert!(first.next.is_some(), "and says so");
@@ -149,8 +152,8 @@ async fn events_are_listed_without_their_payloads(world: World) {
         list(EventQuery { tenant: Some(tenant("acme")), ..EventQuery::default() }).await,
         [made[2].clone(), made[0].clone()]
     );
-    let user = Some(EventType::parse("user.made").unwrap());
-    assert_eq!(list(EventQuery { event_type: user, ..EventQuery::default() }).await, [made[2].clone()]);
+    let event_types = TypePatterns::parse(["user.*"]).unwrap();
+    assert_eq!(list(EventQuery { event_types, ..EventQuery::default() }).await, [made[2].clone()]);
     let page = world.store.events(EventQuery { limit: 1, ..EventQuery::default() }).await.unwrap();
     let next = world.store.events(EventQuery { limit: 1, before: page.next, ..EventQuery::default() }).await.unwrap();
     assert_eq!((&page.rows[0].id, &next.rows[0].id), (&made[2], &made[1]));

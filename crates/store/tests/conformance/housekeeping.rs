@@ -19,6 +19,7 @@ crate::conform! {
     an_erased_payload_is_gone_and_its_history_stays
     a_deleted_tenant_goes_by_and_by
     a_raised_retention_is_kept_for_what_was_there_before
+    a_tenant_without_its_own_retention_follows_the_servers
     one_question_about_what_is_overdue_that_fails_does_not_hide_the_others
     i52_every_tenant_has_its_turn_and_no_step_takes_more_than_it_may
     i8_what_was_passed_over_goes_once_it_has_ended_wherever_it_is
@@ -82,7 +83,7 @@ async fn sweep_all(world: &World) -> SweptAway {
 }
 
 async fn keep_for(world: &World, of: &str, days: u32) {
-    let tenant = Tenant { retention: Retention::days(days).unwrap(), ..Tenant::new(tenant(of)) };
+    let tenant = Tenant { retention: Some(Retention::days(days).unwrap()), ..Tenant::new(tenant(of)) };
     world.configure(Change::PutTenant { tenant: Box::new(tenant), extra: "{}".to_owned() }).await.unwrap();
 }
 
@@ -114,6 +115,39 @@ async fn i8_only_what_has_ended_long_ago_is_forgotten(world: World) {
     assert_eq!(sweep_all(&world).await.deliveries, 0);
     days_pass(&world, 10);
     assert_eq!(sweep_all(&world).await.deliveries, 2);
+}
+
+async fn a_tenant_without_its_own_retention_follows_the_servers(world: World) {
+    for of in ["acme", "other"] {
+        world.endpoint(of).await;
+    }
+    keep_for(&world, "other", 90).await;
+    let [ours, others] = [world.delivery("acme").await, world.delivery("other").await];
+    for row in [&ours, &others] {
+        world.deliver(row).await;
+    }
+    days_pass(&world, 10);
+    assert_eq!(sweep_all(&world).await.deliveries, 0, "30 days unless set");
+    let retention = Retention::days(7).unwrap();
+    let options = Options { retention, ..world.options.clone() };
+    let world = world.reopened(options).await;
+    // One that comes into being under the new setting, as one that was there before.
+    world.endpoint("born").await;
+    let young = world.delivery("born").await;
+    world.deliver(&young).await;
+    assert_eq!(sweep_all(&world).await.deliveries, 1);
+    assert_eq!(world.store.delivery(ours.id).await.unwrap(), None);
+    days_pass(&world, 10);
+    assert_eq!(sweep_all(&world).await.deliveries, 1);
+    assert_eq!(world.store.delivery(young.id).await.unwrap(), None);
+    assert!(world.store.delivery(others.id).await.unwrap().is_some(), "it sets its own");
+    // And back: what is kept follows from the setting, not from when the tenant was made.
+    let options = Options { retention: Retention::default(), ..world.options.clone() };
+    let world = world.reopened(options).await;
+    let kept = world.delivery("born").await;
+    world.deliver(&kept).await;
+    days_pass(&world, 10);
+    assert_eq!(sweep_all(&world).await.deliveries, 0);
 }
 
 async fn dead_letters_are_kept_as_long_as_dead_letters_are(world: World) {

@@ -83,7 +83,7 @@ async fn i51_a_tenant_that_is_created_again_publishes_with_its_old_key_before_an
     };
     assert_eq!(world.publish(keyed(&world, "acme")).await, duplicate, "from then on it is the new event's key");
     let other_body = NewEvent { fingerprint: [8; 32], ..new_event(keyed(&world, "acme")) };
-    assert_eq!(world.publish_all(vec![other_body]).await, [Published::Conflict]);
+    assert_eq!(world.publish_all(vec![other_body]).await, [Published::Conflict { event: again.id, by: KnownBy::IdempotencyKey }]);
 }
 
 async fn i51_a_tenant_that_is_created_again_chooses_an_old_id_before_any_cleanup(world: World) {

@@ -138,7 +138,7 @@ async fn a_key_publishes_once_and_another_body_is_a_conflict(world: World) {
     };
     assert_eq!(world.publish(again.clone()).await, duplicate);
     let other_body = NewEvent { fingerprint: [8; 32], ..new_event(again.clone()) };
-    assert_eq!(world.publish_all(vec![other_body]).await, [Published::Conflict]);
+    assert_eq!(world.publish_all(vec![other_body]).await, [Published::Conflict { event: first.id, by: KnownBy::IdempotencyKey }]);
     assert_eq!(world.store.event(Some(tenant("acme")), again.id).await.unwrap(), None, "neither leaves a trace");
     assert_eq!(world.publish(of_another).await, Published::Made { deliveries: 0 }, "a key belongs to its tenant");
 }
@@ -150,8 +150,13 @@ async fn an_id_that_was_chosen_works_as_a_key_and_two_tenants_may_choose_the_sam
     assert_eq!(world.publish_all(vec![chosen("acme")]).await, [Published::Made { deliveries: 1 }]);
     assert!(matches!(world.publish_all(vec![chosen("acme")]).await[0], Published::Duplicate { .. }));
     let other_body = NewEvent { fingerprint: [9; 32], ..chosen("acme") };
-    assert_eq!(world.publish_all(vec![other_body]).await, [Published::Conflict]);
+    assert_eq!(world.publish_all(vec![other_body]).await, [Published::Conflict { event: id.clone(), by: KnownBy::Id }]);
+    assert_eq!(world.store.tenants_of_event(id.clone()).await.unwrap(), [tenant("acme")]);
     assert_eq!(world.publish_all(vec![chosen("globex")]).await, [Published::Made { deliveries: 0 }]);
+    assert_eq!(world.store.tenants_of_event(id.clone()).await.unwrap(), [tenant("acme"), tenant("globex")]);
+    let made = world.event("globex", "order.paid");
+    world.publish(made.clone()).await;
+    assert_eq!(world.store.tenants_of_event(made.id).await.unwrap(), [tenant("globex")]);
     assert_eq!(world.deliveries_of(&id).await.len(), 1);
 }
 
@@ -173,7 +178,8 @@ async fn an_id_that_a_server_has_made_is_a_duplicate_or_a_conflict_for_that_even
         deliveries: 1,
     };
     let fresh = |deliveries| Published::Made { deliveries };
-    assert_eq!(answers, [fresh(1), duplicate, Published::Conflict, fresh(1), fresh(0)]);
+    let conflict = Published::Conflict { event: made.id.clone(), by: KnownBy::Id };
+    assert_eq!(answers, [fresh(1), duplicate, conflict, fresh(1), fresh(0)]);
     assert_eq!(world.deliveries_of(&made.id).await.len(), 1);
 }
 
@@ -194,7 +200,7 @@ async fn the_same_key_in_one_batch_and_from_many_callers_makes_one_event(world: 
         .iter()
         .filter_map(|answer| match answer {
             Published::Duplicate { event, .. } => Some(event.clone()),
-            Published::Made { .. } | Published::Conflict => None,
+            Published::Made { .. } | Published::Conflict { .. } => None,
         })
         .collect();
     assert_eq!((made, named.len(), answers.len()), (1, 1, 40));
