@@ -38,12 +38,11 @@ fn rotate(name: &str, database: Option<&Database>) {
     let told = refused(&server, &with(&["--master-key", NEW]));
     let name = told.err.split("the one given is ").nth(1).unwrap().split(';').next().unwrap().to_owned();
     let sql = format!("UPDATE words SET value = '{name}' WHERE name = 'master_key'");
-    match database {
-        Some(database) => drop(database.psql(&sql)),
-        None => {
-            let connection = rusqlite::Connection::open(server.directory.join("posthaste-data/posthaste.db")).unwrap();
-            connection.execute_batch(&sql).unwrap();
-        }
+    if let Some(database) = database {
+        database.psql(&sql);
+    } else {
+        let connection = rusqlite::Connection::open(server.directory.join("posthaste-data/posthaste.db")).unwrap();
+        connection.execute_batch(&sql).unwrap();
     }
     let told = refused(&server, &with(&["--master-key", NEW]));
     assert!(told.err.contains("3 of 3 sealed values") && told.err.contains("POSTHASTE_PREVIOUS_MASTER_KEYS"), "{}", told.err);

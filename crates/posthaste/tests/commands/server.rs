@@ -99,7 +99,7 @@ impl Server {
     ) -> (u16, String, String) {
         let mut stream = TcpStream::connect(self.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-        let more: String = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let more = headers.iter().fold(String::new(), |all, (name, value)| all + name + ": " + value + "\r\n");
         let head = format!(
             "{method} {path} HTTP/1.1\r\nhost: posthaste\r\nauthorization: Bearer {}\r\n{more}content-type: application/json\r\n\
              content-length: {}\r\nconnection: close\r\n\r\n",
