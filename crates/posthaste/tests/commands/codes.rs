@@ -42,7 +42,7 @@ fn each_exit_code_means_what_the_help_says() {
     check(&elsewhere(&server, &url, &["stats"]), 3, &[&url, "posthaste serve", "--url"]);
     // 4: refused, with the field at fault; or because it has changed meanwhile.
     check(&server.run(&["endpoints", "create", "ftp://x"]), 4, &["422", "url"]);
-    check(&server.run(&["deliveries", "list", "--status", "lost"]), 4, &["status", "expected one of"]);
+    check(&server.run(&["deliveries", "list", "--status", "lost"]), 4, &["status", "expected some of"]);
     let receiver = Receiver::start("204 No Content", b"");
     let id = server.text(&["endpoints", "create", &receiver.url()], "id");
     check(&server.run(&["endpoints", "patch", &id, "--description", "x", "--if-match", "4711"]), 4, &["412"]);
