@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
-use crate::{alerts, cargo, dependencies, documents, instructions, shown, tools};
+use crate::{alerts, cargo, dependencies, documents, instructions, shown, tools, ui};
 
 pub(crate) fn run(fast: bool) -> anyhow::Result<()> {
     let mut parts = Parts::default();
@@ -18,6 +18,7 @@ pub(crate) fn run(fast: bool) -> anyhow::Result<()> {
     parts.time("lint", || {
         crate::run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--quiet", "--", "-D", "warnings"]))
     })?;
+    parts.time("the operators' dashboard, built again", ui::check)?;
     parts.time("reference", || {
         crate::run(
             cargo(&["doc", "--workspace", "--no-deps", "--document-private-items", "--quiet"]).env("RUSTDOCFLAGS", "-D warnings"),
@@ -35,6 +36,7 @@ pub(crate) fn run(fast: bool) -> anyhow::Result<()> {
         parts.time("what a delivery costs, in instructions", || instructions::run(false))?;
     }
     parts.time("the dashboard, in a real Prometheus", alerts::grafana)?;
+    parts.time("the operators' dashboard, in a browser", ui::test)?;
     let summary = parts.time("tests", || tests(fast))?;
     println!("\n{parts}");
     if fast {

@@ -7,6 +7,7 @@ mod documents;
 mod fuzz_api;
 mod instructions;
 mod tools;
+mod ui;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -90,6 +91,17 @@ enum Task {
     },
     /// Let a real Prometheus watch a real server with traffic, and ask it every query of the Grafana dashboard
     Grafana,
+    /// Build the dashboard from `ui/` into `ui/dist`, which the server embeds
+    Ui {
+        /// Run Vite's development server instead, in front of the Posthaste at POSTHASTE_URL
+        #[arg(long)]
+        watch: bool,
+        /// Try the dashboard of the real server in a headless Chromium instead
+        #[arg(long)]
+        test: bool,
+    },
+    /// Take a picture of every page of the dashboard, light, dark and at phone width, into target/screenshots
+    Screenshots,
     /// Simulate adaptive timeouts against a fixed one, over a fleet of destinations
     Fleet {
         /// Passed on: --seed N, --destinations N, --days N, --busier N
@@ -114,6 +126,10 @@ fn main() -> ExitCode {
         Task::FuzzUrl { cases } => fuzz_url(cases),
         Task::FuzzApi { arguments } => fuzz_api::fuzz(&arguments),
         Task::Grafana => alerts::grafana(),
+        Task::Ui { watch: true, .. } => ui::watch(),
+        Task::Ui { test: true, .. } => ui::test(),
+        Task::Ui { .. } => ui::build(),
+        Task::Screenshots => ui::screenshots(),
         Task::Fleet { arguments } => simulator("fleet", &arguments),
     };
     match result {

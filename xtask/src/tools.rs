@@ -30,12 +30,24 @@ pub(crate) fn ensure() -> anyhow::Result<()> {
     ensure_program("pkill", "procps")?;
     ensure_package("mkfs.ext4", "e2fsprogs", || answers(Command::new("mkfs.ext4").arg("-V")))?;
     ensure_prometheus()?;
+    ensure_npm()?;
+    ensure_chromium()?;
     ensure_nextest()
 }
 
 /// Alert rules are tried out on made series, and the dashboard on a real server.
 pub(crate) fn ensure_prometheus() -> anyhow::Result<()> {
     ensure_program("promtool", "prometheus")
+}
+
+/// It installs what the dashboard is built with.
+pub(crate) fn ensure_npm() -> anyhow::Result<()> {
+    ensure_program("npm", "npm")
+}
+
+/// The dashboard is tried in a real browser.
+pub(crate) fn ensure_chromium() -> anyhow::Result<()> {
+    ensure_program("chromium", "chromium")
 }
 
 /// It counts instructions.

@@ -1,6 +1,6 @@
 //! Who is calling, and what they may do.
 //!
-//! A credential is the operator's first key, a key from the store, or a portal token. Keys are looked up by their hash:
+//! A credential is the operator's first key, a key from the store, a portal token, or a session (`sessions.rs`). Keys are looked up by their hash:
 //! what a caller shows is hashed before it is compared with anything, so that the time a comparison takes says nothing
 //! about a key. Keys that were found are kept in memory ([`crate::known::Known`]) until the configuration changes.
 
@@ -20,6 +20,7 @@ use subtle::ConstantTimeEq;
 use crate::App;
 use crate::portal;
 use crate::problem::Problem;
+use crate::sessions;
 
 /// Who is calling.
 #[derive(Clone, Debug)]
@@ -139,8 +140,16 @@ impl AdminKey {
         AdminKey { hash: hash_of(key.as_bytes()), caller: Caller::administrator() }
     }
 
-    fn is(&self, shown: &KeyHash) -> bool {
+    pub(crate) fn is(&self, shown: &KeyHash) -> bool {
         self.hash.0.ct_eq(&shown.0).into()
+    }
+
+    pub(crate) fn hash(&self) -> &KeyHash {
+        &self.hash
+    }
+
+    pub(crate) fn caller(&self) -> Caller {
+        self.caller.clone()
     }
 }
 
@@ -157,8 +166,11 @@ pub(crate) fn hash_of(key: &[u8]) -> KeyHash {
 /// No key that we have ever made is longer; what is, is not worth hashing.
 const KEY_BYTES_MAX: usize = 1024;
 
-/// Finds out who is calling.
+/// Finds out who is calling: by the header, or, where there is none, by a session's cookie.
 pub(crate) async fn identify(app: &App, headers: &HeaderMap) -> Result<Caller, Problem> {
+    if !headers.contains_key(AUTHORIZATION) {
+        return sessions::identify(app, headers).await;
+    }
     let mut shown = headers.get_all(AUTHORIZATION).iter();
     let (Some(value), None) = (shown.next(), shown.next()) else { return Err(Problem::unauthorized()) };
     let key = bearer(value.as_bytes()).ok_or_else(Problem::unauthorized)?;
@@ -168,8 +180,19 @@ pub(crate) async fn identify(app: &App, headers: &HeaderMap) -> Result<Caller, P
     }
     let hash = hash_of(key);
     if app.admin_key.is(&hash) {
-        return Ok(app.admin_key.caller.clone());
+        return Ok(app.admin_key.caller());
     }
+    caller_of_hash(app, hash).await
+}
+
+/// The hash of the API key in the header, if there is one. A portal token is none.
+pub(crate) fn hash_shown(headers: &HeaderMap) -> Option<KeyHash> {
+    let key = bearer(headers.get(AUTHORIZATION)?.as_bytes())?;
+    (!key.starts_with(portal::PREFIX.as_bytes())).then(|| hash_of(key))
+}
+
+/// Who holds a key that we have made, unless it was revoked or has expired.
+pub(crate) async fn caller_of_hash(app: &App, hash: KeyHash) -> Result<Caller, Problem> {
     let known = app.known.key(hash).await?.ok_or_else(Problem::unauthorized)?;
     // The clock moves on while a key is remembered.
     let now = app.store.now();

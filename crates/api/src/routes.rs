@@ -27,8 +27,8 @@ use crate::query::{
     TENANT_OF_UID, TO, TYPE, UID,
 };
 use crate::{
-    App, audit, batch, cluster, dead_letters, deliveries, docs, endpoint_verbs, endpoints, event_types, events, filters, framed,
-    health, keys, metrics, portal, replays, statistics, stream, tenants,
+    App, audit, batch, cluster, dashboard, dead_letters, deliveries, docs, endpoint_verbs, endpoints, event_types, events, filters,
+    framed, health, keys, metrics, portal, replays, sessions, statistics, stream, tenants,
 };
 
 type Answered = Pin<Box<dyn Future<Output = Result<Response, Problem>> + Send>>;
@@ -467,6 +467,16 @@ pub(crate) fn table() -> Vec<Route> {
             .says("Who changed what, newest first.")
             .asks(&[TENANT, ACTOR, ACTION, RESOURCE, FROM, TO, LIMIT, CURSOR])
             .gives_list::<audit::AuditView>(),
+        post("/v1/sessions", "createSession", Access::Scope(Read), sessions::create)
+            .says("Exchange the API key in the `Authorization` header for a cookie. It lasts a day, and ends with its key.")
+            .may_take::<EmptyBody>("")
+            .gives::<sessions::SessionView>(201, "The session; its cookie is in `Set-Cookie`."),
+        get("/v1/sessions", "readSession", Access::Scope(Read), sessions::read)
+            .says("Who is calling, and what they may do.")
+            .gives::<sessions::SessionView>(200, "The session."),
+        delete("/v1/sessions", "endSession", Access::Scope(Read), sessions::end)
+            .says("Remove the session's cookie from the browser.")
+            .gives_nothing(),
         post("/v1/portal-links", "createPortalLink", Access::Scope(Admin), portal::create)
             .says("A way into the portal for one tenant's people, for a short time.")
             .takes::<portal::NewPortalLink>(r#"{"tenant": "acme", "permissions": ["view", "replay"], "expires_in_seconds": 3600}"#)
@@ -554,8 +564,9 @@ pub(crate) fn router(table: Vec<Route>, app: &App) -> Router {
         router = router.route(&path, methods.fallback(refuse));
     }
     let app = app.clone();
-    let router =
-        router.fallback(async move |request: Request| framed(&app, request, async |_| Problem::not_found().into_response()).await);
+    let router = router.fallback(async move |request: Request| {
+        framed(&app, request, async |request| dashboard::answer(request.method(), request.uri(), request.headers())).await
+    });
     // Without a state yet to come every route is ready now, and is not made ready for every request.
     router.with_state(())
 }
@@ -592,6 +603,9 @@ async fn serve(app: &App, route: &Route, request: Request, deadline: Arc<Deadlin
             let caller = identify(app, &parts.headers).await?;
             if !route.is_publishing {
                 app.calls.take(&caller, app.store.now())?;
+            }
+            if !parts.method.is_safe() {
+                sessions::check_origin(app, &parts.headers)?;
             }
             route.check_access(&caller)?;
             caller

@@ -95,9 +95,12 @@ mod tests {
     use super::ALL;
     use crate::client::ClientCommand;
 
-    /// Served, and not for a terminal: streams and pages are for browsers and programs, health is for machines, and the
+    /// Served, and not for a terminal: streams, sessions and pages are for browsers and programs, health is for machines, and the
     /// document is printed by `posthaste openapi` without a server.
-    const DELIBERATELY_NOT: [&str; 7] = [
+    const DELIBERATELY_NOT: [&str; 10] = [
+        "POST /v1/sessions",
+        "GET /v1/sessions",
+        "DELETE /v1/sessions",
         "GET /v1/stream",
         "GET /healthz",
         "GET /readyz",

@@ -88,6 +88,7 @@ async fn show(scratch: &Scratch, server: &Server, view: View, span: Option<Durat
     one_event(&api, &mut arrivals).await?;
     println!("\nA webhook was delivered and verified. What waits says why; ask for it yourself while the demo runs:\n");
     println!("    curl -H 'Authorization: Bearer {}' 'http://{}/v1/deliveries?status=scheduled'", api.key, api.server);
+    println!("    http://{}/  the dashboard; log in with the key above", api.server);
     println!("    http://{}/docs  the API, with examples", api.server);
     println!("\nNow a busier time, with receivers of all kinds:\n");
 
