@@ -55,6 +55,7 @@ pub(crate) struct BacklogView {
 struct Held {
     disabled: u64,
     paused: u64,
+    blocked: u64,
     deliver_at: u64,
     retry: u64,
     circuit_open: u64,
@@ -69,6 +70,7 @@ impl Held {
         match reason {
             HoldReason::Disabled => &mut self.disabled,
             HoldReason::Paused => &mut self.paused,
+            HoldReason::Blocked => &mut self.blocked,
             HoldReason::DeliverAt => &mut self.deliver_at,
             HoldReason::Retry => &mut self.retry,
             HoldReason::CircuitOpen => &mut self.circuit_open,

@@ -8,14 +8,17 @@ use std::collections::HashMap;
 use axum::response::Response;
 use http::StatusCode;
 use posthaste_core::admission::{Facts, Standing, explain};
-use posthaste_core::bucket::{Bucket, RateLimit};
 use posthaste_core::delivery::State;
 use posthaste_core::endpoint::{Policies, Status};
+use posthaste_core::estimate::{Queue, estimate};
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
 use posthaste_core::tenant::Tenant;
 use posthaste_core::text::Label;
 use posthaste_core::time::{Timestamp, millis};
-use posthaste_store::{AttemptRecord, Command, Commanded, Cursor, DeliveryQuery, DeliveryRow, EventRow, Page, StatusFilter};
+use posthaste_store::{
+    AttemptRecord, BacklogQuery, Command, Commanded, Cursor, DeliveryQuery, DeliveryRow, EventRow, LaneBacklog, Page, PlaceQuery,
+    StatusFilter, Whose,
+};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -295,42 +298,70 @@ pub(crate) async fn find(call: &Call) -> Result<DeliveryRow, Problem> {
 pub(crate) async fn shown(app: &App, row: &DeliveryRow) -> Result<DeliveryView, Problem> {
     let surroundings = Surroundings::of(app, std::slice::from_ref(row)).await?;
     let mut view = surroundings.view(app, row);
-    let (State::Waiting { .. }, Some(next)) = (row.state, &view.next_attempt_at) else { return Ok(view) };
-    let next = Timestamp::parse(next).unwrap_or_else(|_| app.store.now());
-    view.estimated_at = match surroundings.bucket_of(row) {
-        // Nothing but the holds that are known keeps it: its turn comes when they are over.
-        None => Some(next.to_rfc3339()),
-        Some((limit, bucket)) => place_in_lane(app, row).await?.map(|place| {
-            let now = app.store.now();
-            bucket.ready_at(now, limit, place).max(next).to_rfc3339()
-        }),
-    };
+    if view.next_attempt_at.is_some() {
+        view.estimated_at = estimated_at(app, &surroundings, row).await?.map(Timestamp::to_rfc3339);
+    }
     Ok(view)
 }
 
-/// How many rows of a lane are looked at to say whose turn comes when.
-const PLACES_MAX: usize = 5000;
+/// How many rows of each queue of a lane are counted to say whose turn comes when.
+const PLACES_MAX: usize = 200_000;
+/// Endpoints of a tenant that take turns with one of them.
+const NEIGHBOURS_MAX: usize = 1_000;
 
-/// Its place among what waits for the same tokens, oldest first, counted from 1; `None` if that would take too long to find out.
-async fn place_in_lane(app: &App, row: &DeliveryRow) -> Result<Option<u64>, Problem> {
-    let mut query = DeliveryQuery {
-        tenant: Some(row.tenant.clone()),
-        endpoint: Some(row.endpoint),
-        statuses: vec![StatusFilter::Waiting],
-        limit: 1000,
-        ..DeliveryQuery::default()
+/// When its turn comes, judging by the holds that are known and by its place; `None` if that cannot be said.
+async fn estimated_at(app: &App, surroundings: &Surroundings, row: &DeliveryRow) -> Result<Option<Timestamp>, Problem> {
+    let now = app.store.now();
+    let Some(around) = surroundings.endpoints.get(&row.endpoint) else { return Ok(None) };
+    let tenant = surroundings.tenants.get(&row.tenant).and_then(Option::as_ref);
+    let mut facts = surroundings.facts(row, around);
+    let (of_lane, of_tenant) = (
+        around.policies.rate_limit.map(|limit| (limit, around.observed.bucket())),
+        tenant.and_then(|tenant| tenant.rate_limit).map(|limit| (limit, around.observed.tenant_bucket())),
+    );
+    // Tokens are waited for from when nothing else holds it.
+    (facts.lane.rate_limit, facts.lane.tenant_rate_limit) = (None, None);
+    let from = match explain(now, &facts) {
+        Standing::Pending => now,
+        Standing::Held { until: Some(until), .. } => until,
+        Standing::Held { until: None, .. }
+        | Standing::Delivering
+        | Standing::Delivered { .. }
+        | Standing::Dead { .. }
+        | Standing::Cancelled { .. } => return Ok(None),
     };
-    let (mut place, mut looked_at) = (1, 0);
-    loop {
-        let Page { rows, next } = app.store.deliveries(query.clone()).await?;
-        looked_at += rows.len();
-        place += rows.iter().filter(|other| (other.timestamp, other.seq) < (row.timestamp, row.seq)).count() as u64;
-        match next {
-            None => return Ok(Some(place)),
-            Some(_) if looked_at >= PLACES_MAX => return Ok(None),
-            Some(next) => query.before = Some(next),
-        }
+    let schedule = facts.lane.schedule.filter(|schedule| schedule.holds(&row.event_type, row.is_priority));
+    if of_lane.is_none() && of_tenant.is_none() {
+        return Ok(estimate(from, vec![], schedule));
     }
+    let query =
+        PlaceQuery { endpoint: row.endpoint, older_than: (row.timestamp, row.seq), due_by: from, rows_per_queue_max: PLACES_MAX };
+    let Some(ahead) = app.store.ahead(query).await? else { return Ok(None) };
+    let place = ahead + 1;
+    let mut queues = Vec::new();
+    if let Some((limit, bucket)) = of_lane {
+        queues.push(Queue { limit, bucket, place });
+    }
+    if let Some((limit, bucket)) = of_tenant {
+        let neighbours = ahead_of_neighbours(app, row, from, place).await?;
+        queues.push(Queue { limit, bucket, place: place + neighbours });
+    }
+    Ok(estimate(from, queues, schedule))
+}
+
+/// Endpoints of a tenant take turns: by the time of the n-th turn of one, each other one has had n, or as many as it has rows.
+async fn ahead_of_neighbours(app: &App, row: &DeliveryRow, due_by: Timestamp, place: u64) -> Result<u64, Problem> {
+    let places = usize::try_from(place).unwrap_or(PLACES_MAX).min(PLACES_MAX);
+    let query = BacklogQuery {
+        whose: Whose::Tenant(row.tenant.clone()),
+        now: due_by,
+        lanes_max: NEIGHBOURS_MAX,
+        rows_per_queue_max: places,
+        rows_max: PLACES_MAX,
+    };
+    let lanes = app.store.backlog(query).await?.lanes;
+    let due = |lane: &LaneBacklog| lane.waiting.iter().filter(|alike| alike.is_due).map(|alike| alike.count).sum::<u64>();
+    Ok(lanes.iter().filter(|lane| lane.endpoint != row.endpoint).map(|lane| due(lane).min(place)).sum())
 }
 
 /// What the deliveries of a page have around them: their endpoints and tenants, each read once.
@@ -379,39 +410,32 @@ impl Surroundings {
         Ok(Surroundings { endpoints, tenants })
     }
 
-    /// The bucket that its endpoint's requests pass, if they are limited.
-    fn bucket_of(&self, row: &DeliveryRow) -> Option<(RateLimit, Bucket)> {
-        let around = self.endpoints.get(&row.endpoint)?;
-        around.policies.rate_limit.map(|limit| (limit, around.observed.bucket()))
+    fn facts<'a>(&self, row: &'a DeliveryRow, around: &'a Around) -> Facts<'a> {
+        let tenant = self.tenants.get(&row.tenant).and_then(Option::as_ref);
+        Facts {
+            state: row.state,
+            attempts: row.attempts,
+            is_in_flight: row.state.due().is_some_and(|due| around.observed.is_in_flight(row.id, due)),
+            event_type: &row.event_type,
+            is_priority: row.is_priority,
+            is_head_of_key: row.is_head_of_key,
+            lane: around.observed.lane_facts(around.status, &around.policies, tenant),
+        }
     }
 
     pub(crate) fn view(&self, app: &App, row: &DeliveryRow) -> DeliveryView {
         let unknown = Around { status: Status::Active, policies: app.options.policies.clone(), observed: Observed::default() };
         let around = self.endpoints.get(&row.endpoint).unwrap_or(&unknown);
-        let tenant = self.tenants.get(&row.tenant).and_then(Option::as_ref);
-        let facts = Facts {
-            state: row.state,
-            attempts: row.attempts,
-            is_in_flight: around.observed.is_in_flight(row.id, row.state),
-            event_type: &row.event_type,
-            is_priority: row.is_priority,
-            is_head_of_key: row.is_head_of_key,
-            lane: around.observed.lane_facts(around.status, &around.policies, tenant),
-        };
-        let mut view = stand(row, explain(app.store.now(), &facts), around.policies.retry.max_attempts());
-        // An endpoint whose configuration cannot be read has none that would explain it.
-        if let (State::Waiting { .. }, Some(cause)) = (row.state, around.observed.blocked()) {
-            view.status = "scheduled";
-            view.hold_reason = Some("blocked");
+        let mut view = stand(row, explain(app.store.now(), &self.facts(row, around)), around.policies.retry.max_attempts());
+        if let (Some("blocked"), Some(cause)) = (view.hold_reason, around.observed.blocked()) {
             view.last_error = Some(cause.to_owned());
-            view.next_attempt_at = None;
         }
         view
     }
 }
 
 /// `None` for what is stored and cannot be read: one such row must not hide the others.
-fn readable<T>(read: Result<T, posthaste_store::Error>) -> Result<Option<T>, posthaste_store::Error> {
+pub(crate) fn readable<T>(read: Result<T, posthaste_store::Error>) -> Result<Option<T>, posthaste_store::Error> {
     match read {
         Ok(found) => Ok(Some(found)),
         Err(posthaste_store::Error::Corrupt { .. }) => Ok(None),

@@ -848,7 +848,7 @@ fn view(app: &App, endpoint: &Endpoint, secrets: &[StoredSecret], policies: &Pol
         inherited: inherited.into_iter().filter(|(_, is_inherited)| *is_inherited).map(|(name, _)| name).collect(),
         signing: SigningBody::show(&endpoint.signing),
         public_key,
-        health: observed.health(),
+        health: observed.health(endpoint.status),
         payload_format: match endpoint.payload_format {
             PayloadFormat::Envelope => PayloadFormatName::Envelope,
             PayloadFormat::Data => PayloadFormatName::Data,

@@ -2,7 +2,7 @@
 //!
 //! Owners of lanes write it down now and then; on another node it is a few seconds old at most.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use posthaste_core::admission::LaneFacts;
@@ -15,11 +15,12 @@ use posthaste_core::id::{DeliveryId, EndpointId};
 use posthaste_core::tenant::Tenant;
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Adaptive;
-use posthaste_store::{LaneShown, StatisticsQuery};
+use posthaste_store::{LaneShown, LaneState, StatisticsQuery};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::App;
+use crate::deliveries::readable;
 use crate::problem::Problem;
 
 /// The time that a health score looks back over.
@@ -59,14 +60,17 @@ impl Observed {
         self.lane.as_ref().map_or_else(Bucket::full, |lane| lane.memory.bucket)
     }
 
-    /// A delivery that is due later than its owner was last seen is not being sent: an attempt was recorded since, and its next one
-    /// has not begun.
-    pub(crate) fn is_in_flight(&self, delivery: DeliveryId, state: State) -> bool {
-        let State::Waiting { due } = state else { return false };
+    /// The same of its tenant.
+    pub(crate) fn tenant_bucket(&self) -> Bucket {
+        self.lane.as_ref().and_then(|lane| lane.tenant_bucket).unwrap_or_else(Bucket::full)
+    }
+
+    /// `due` is what the row says: one whose failure was recorded since its lane was shown is due after that.
+    pub(crate) fn is_in_flight(&self, delivery: DeliveryId, due: Timestamp) -> bool {
         self.lane.as_ref().is_some_and(|lane| due <= lane.at && lane.in_flight.contains(&delivery))
     }
 
-    /// Why nothing is sent there, if its owner cannot read its configuration.
+    /// Why nothing can be sent there: the rule that forbids it, or that its configuration cannot be read.
     pub(crate) fn blocked(&self) -> Option<&str> {
         self.lane.as_ref()?.blocked.as_deref()
     }
@@ -75,13 +79,15 @@ impl Observed {
         self.lane.as_ref().map_or(0, |lane| lane.in_flight.len() as u64)
     }
 
-    pub(crate) fn health(&self) -> HealthView {
+    /// An endpoint that is disabled, or whose circuit is open, is unhealthy whatever its last hour was like.
+    pub(crate) fn health(&self, status: Status) -> HealthView {
         let health = self.lane.as_ref().map_or_else(Health::default, |lane| lane.memory.health);
         let score = (self.successes * 100).checked_div(self.attempts).unwrap_or(100);
         let score = u32::try_from(score.min(100)).expect("a share");
+        let is_working = status != Status::Disabled && matches!(self.breaker(), Breaker::Closed { .. });
         HealthView {
             score,
-            state: if health.is_well(self.attempts, score) { "healthy" } else { "unhealthy" },
+            state: if is_working && health.is_well(self.attempts, score) { "healthy" } else { "unhealthy" },
             failing_since: health.failing_since().map(Timestamp::to_rfc3339),
         }
     }
@@ -91,6 +97,7 @@ impl Observed {
         let facts = LaneFacts { schedule: policies.delivery_schedule.as_ref(), ..LaneFacts::of(status) };
         let Some(lane) = &self.lane else { return facts };
         LaneFacts {
+            is_blocked: lane.blocked.is_some(),
             breaker: lane.memory.breaker,
             rate_limit: policies.rate_limit.map(|limit| (limit, lane.memory.bucket)),
             tenant_rate_limit: tenant.and_then(|tenant| tenant.rate_limit).zip(lane.tenant_bucket),
@@ -108,7 +115,15 @@ pub(crate) async fn lanes(app: &App, endpoints: Vec<EndpointId>) -> Result<HashM
     if endpoints.is_empty() {
         return Ok(HashMap::new());
     }
-    let lanes = app.store.lanes_shown(endpoints).await?;
+    let mut lanes = app.store.lanes_shown(endpoints.clone()).await?;
+    // After a restart nothing is shown until there is traffic. What was learned before is stored.
+    let shown: HashSet<EndpointId> = lanes.iter().map(|lane| lane.endpoint).collect();
+    let now = app.store.now();
+    for endpoint in endpoints.into_iter().filter(|endpoint| !shown.contains(endpoint)) {
+        if let Some(LaneState { memory, timeout, .. }) = readable(app.store.lane(endpoint).await)?.flatten() {
+            lanes.push(LaneShown { memory, timeout, ..LaneShown::unknown(endpoint, now) });
+        }
+    }
     Ok(lanes.into_iter().map(|lane| (lane.endpoint, Observed { lane: Some(lane), ..Observed::default() })).collect())
 }
 

@@ -13,7 +13,7 @@ use posthaste_core::circuit::{Breaker, CircuitPolicy, CircuitPolicyError};
 use posthaste_core::endpoint::{Override, Policies, PolicyOverrides};
 use posthaste_core::event::{TypePattern, TypePatterns};
 use posthaste_core::quiet_hours::{Days, Maintenance, QuietHours, QuietHoursError, TimeOfDay, WINDOWS_MAX, Window};
-use posthaste_core::retry::{ATTEMPTS_MAX, Jitter, RetryPolicy, RetryPolicyError, Strategy};
+use posthaste_core::retry::{ATTEMPTS_MAX, AlsoStatus, Jitter, RetryPolicy, RetryPolicyError, Strategy};
 use posthaste_core::time::{Timestamp, millis};
 use posthaste_core::timeout::{Adaptive, Method, Mode, Pinned, TimeoutRules};
 use serde::de::value::MapAccessDeserializer;
@@ -347,9 +347,34 @@ pub(crate) struct RetryBody {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(minimum = 1, maximum = 50)]
     max_attempts: Option<u32>,
-    /// Statuses from 400 to 499 that would be permanent and are tried again here.
+    /// Statuses from 400 to 499 that would be permanent and are tried again here, or `"4xx"` for all of them but 410.
     #[serde(default)]
-    also_statuses: Option<Vec<u16>>,
+    also_statuses: Option<Vec<StatusBody>>,
+}
+
+/// A status, or the class `"4xx"`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
+#[serde(untagged)]
+enum StatusBody {
+    One(u16),
+    Class(String),
+}
+
+impl StatusBody {
+    fn read(&self) -> Result<AlsoStatus, RetryPolicyError> {
+        match self {
+            StatusBody::One(status) => Ok(AlsoStatus::One(*status)),
+            StatusBody::Class(class) if class == AlsoStatus::CLIENT_ERRORS => Ok(AlsoStatus::ClientErrors),
+            StatusBody::Class(_) => Err(RetryPolicyError::AlsoStatus),
+        }
+    }
+
+    fn show(status: AlsoStatus) -> StatusBody {
+        match status {
+            AlsoStatus::One(status) => StatusBody::One(status),
+            AlsoStatus::ClientErrors => StatusBody::Class(AlsoStatus::CLIENT_ERRORS.to_owned()),
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
@@ -393,9 +418,11 @@ impl RetryBody {
             None => StrategyName::Schedule,
         });
         let mut also_statuses = BTreeSet::new();
-        for (index, status) in self.also_statuses.unwrap_or_default().into_iter().enumerate() {
-            if !also_statuses.insert(status) {
-                return Err(Problem::invalid(format!("also_statuses[{index}]"), "is named twice"));
+        for (index, named) in self.also_statuses.unwrap_or_default().iter().enumerate() {
+            let field = || format!("also_statuses[{index}]");
+            let named = named.read().map_err(|error| Problem::invalid(field(), error))?;
+            if named.statuses().any(|status| !also_statuses.insert(status)) {
+                return Err(Problem::invalid(field(), "is named twice"));
             }
         }
         let (strategy, attempts_default) = match strategy {
@@ -448,7 +475,7 @@ impl RetryBody {
     pub(crate) fn show(policy: &RetryPolicy) -> RetryBody {
         let common = RetryBody {
             max_attempts: Some(policy.max_attempts_as_set()),
-            also_statuses: Some(policy.also_statuses().iter().copied().collect()),
+            also_statuses: Some(AlsoStatus::naming(policy.also_statuses()).into_iter().map(StatusBody::show).collect()),
             ..RetryBody::default()
         };
         match policy.strategy() {

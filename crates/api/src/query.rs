@@ -70,8 +70,18 @@ pub(crate) const TO: Parameter = Parameter { name: "to", about: "Made before thi
 pub(crate) const STATUSES: [&str; 6] = ["pending", "delivering", "scheduled", "delivered", "dead", "cancelled"];
 pub(crate) const STATUS: Parameter =
     Parameter { name: "status", about: "Only what has one of these statuses, separated by commas.", kind: Kind::SomeOf(&STATUSES) };
-pub(crate) const HOLD_REASONS: [&str; 9] =
-    ["disabled", "paused", "deliver_at", "retry", "circuit_open", "quiet_hours", "ordering", "rate_limited", "concurrency"];
+pub(crate) const HOLD_REASONS: [&str; 10] = [
+    "disabled",
+    "paused",
+    "blocked",
+    "deliver_at",
+    "retry",
+    "circuit_open",
+    "quiet_hours",
+    "ordering",
+    "rate_limited",
+    "concurrency",
+];
 pub(crate) const HOLD_REASON: Parameter =
     Parameter { name: "hold_reason", about: "Only what is held for this reason.", kind: Kind::OneOf(&HOLD_REASONS) };
 

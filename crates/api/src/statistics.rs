@@ -98,7 +98,7 @@ pub(crate) async fn of_endpoint(call: Call) -> Result<Response, Problem> {
     let found = find(&call).await?;
     let id = found.stored.endpoint.id;
     let stats = Range::read(&call)?.ask(&call, None, Some(id)).await?;
-    Ok(ok(&EndpointStats { endpoint: id.to_string(), health: found.observed.health(), stats }))
+    Ok(ok(&EndpointStats { endpoint: id.to_string(), health: found.observed.health(found.stored.endpoint.status), stats }))
 }
 
 struct Range {

@@ -44,6 +44,8 @@ pub enum Standing {
 pub enum HoldReason {
     Disabled,
     Paused,
+    /// Our own settings do not let anything be sent there, or its configuration cannot be read.
+    Blocked,
     DeliverAt,
     Retry,
     CircuitOpen,
@@ -57,9 +59,10 @@ pub enum HoldReason {
 }
 
 impl HoldReason {
-    pub const ALL: [HoldReason; 9] = [
+    pub const ALL: [HoldReason; 10] = [
         HoldReason::Disabled,
         HoldReason::Paused,
+        HoldReason::Blocked,
         HoldReason::DeliverAt,
         HoldReason::Retry,
         HoldReason::CircuitOpen,
@@ -74,6 +77,7 @@ impl HoldReason {
         match self {
             HoldReason::Disabled => "disabled",
             HoldReason::Paused => "paused",
+            HoldReason::Blocked => "blocked",
             HoldReason::DeliverAt => "deliver_at",
             HoldReason::Retry => "retry",
             HoldReason::CircuitOpen => "circuit_open",
@@ -106,6 +110,8 @@ pub struct Facts<'a> {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct LaneFacts<'a> {
     pub status: Status,
+    /// Nothing can be sent there, whatever its status.
+    pub is_blocked: bool,
     pub breaker: Breaker,
     pub schedule: Option<&'a QuietHours>,
     pub rate_limit: Option<(RateLimit, Bucket)>,
@@ -125,6 +131,7 @@ impl LaneFacts<'_> {
     pub fn of(status: Status) -> LaneFacts<'static> {
         LaneFacts {
             status,
+            is_blocked: false,
             breaker: Breaker::default(),
             schedule: None,
             rate_limit: None,
@@ -163,6 +170,9 @@ pub fn explain(now: Timestamp, facts: &Facts<'_>) -> Standing {
         Status::Active => {}
         Status::Paused { until } => holds.add(HoldReason::Paused, until),
         Status::Disabled => holds.add(HoldReason::Disabled, None),
+    }
+    if facts.lane.is_blocked {
+        holds.add(HoldReason::Blocked, None);
     }
     if now < due {
         // A wait before the first try was asked for; one after it comes from a failure.
@@ -207,6 +217,7 @@ pub fn explain(now: Timestamp, facts: &Facts<'_>) -> Standing {
 #[expect(clippy::struct_excessive_bools, reason = "each is another thing that can hold a lane, and all of them can at once")]
 pub struct Gates {
     status: Option<HoldReason>,
+    is_blocked: bool,
     is_circuit_open: bool,
     is_quiet: bool,
     is_limited: bool,
@@ -234,6 +245,7 @@ impl Gates {
                 Status::Paused { .. } => Some(HoldReason::Paused),
                 Status::Disabled => Some(HoldReason::Disabled),
             },
+            is_blocked: lane.is_blocked,
             is_circuit_open: match lane.breaker.permission(now) {
                 Permission::Go | Permission::Probe => false,
                 Permission::Wait { .. } | Permission::AwaitProbe => true,
@@ -250,6 +262,7 @@ impl Gates {
         let later = if row.is_tried { HoldReason::Retry } else { HoldReason::DeliverAt };
         let reasons = [
             self.status,
+            self.is_blocked.then_some(HoldReason::Blocked),
             (!row.is_due).then_some(later),
             self.is_circuit_open.then_some(HoldReason::CircuitOpen),
             (self.is_quiet && row.waits_in_quiet_hours).then_some(HoldReason::QuietHours),
@@ -316,6 +329,7 @@ mod tests {
         check(0, 0, |facts| facts.lane.status = paused(Some(2000)), held(HoldReason::Paused, Some(2000)));
         check(3000, 0, |facts| facts.lane.status = paused(Some(2000)), held(HoldReason::Paused, Some(3000)));
         check(0, 0, |facts| facts.lane.status = paused(Some(1000)), Standing::Pending);
+        check(9000, 1, |facts| facts.lane.is_blocked = true, held(HoldReason::Blocked, None));
         check(0, 1, |facts| facts.lane.breaker = open, held(HoldReason::CircuitOpen, Some(5000)));
         check(9000, 1, |facts| facts.lane.breaker = open, held(HoldReason::Retry, Some(9000)));
         check(0, 1, |facts| facts.lane.breaker = open.probing(at(900)), held(HoldReason::CircuitOpen, None));
@@ -396,11 +410,12 @@ mod tests {
             Breaker::HalfOpen { since: at(0), probe_started: at(900), failures: 5 },
         ];
         let mut count = 0;
-        for bits in 0..2048_u32 {
+        for bits in 0..4096_u32 {
             let is = |bit: u32| bits & 1 << bit != 0;
             for (status, breaker) in statuses.iter().flat_map(|status| breakers.iter().map(move |breaker| (*status, *breaker))) {
                 let lane = LaneFacts {
                     status,
+                    is_blocked: is(11),
                     breaker,
                     schedule: is(0).then_some(if is(1) { &quiet } else { &open }),
                     rate_limit: is(2).then(|| (limit, Bucket::empty(now, limit))),
@@ -437,6 +452,6 @@ mod tests {
                 count += 1;
             }
         }
-        assert_eq!(count, 16 * 2048);
+        assert_eq!(count, 16 * 4096);
     }
 }

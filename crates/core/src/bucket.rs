@@ -128,6 +128,12 @@ impl Bucket {
         Bucket::with_debt(now, new.span_nanos() - kept_in_new)
     }
 
+    /// After so many more were taken, each as soon as it was there.
+    #[must_use]
+    pub fn spent(self, now: Timestamp, limit: RateLimit, count: u64) -> Bucket {
+        Bucket::with_debt(now, self.debt_nanos(now, limit) + limit.interval_nanos() * i128::from(count))
+    }
+
     fn with_debt(now: Timestamp, debt_nanos: i128) -> Bucket {
         let full_at = nanos(now) + debt_nanos;
         Bucket { full_at_nanos: i64::try_from(full_at).unwrap_or(if full_at < 0 { i64::MIN } else { i64::MAX }) }

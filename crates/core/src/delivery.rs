@@ -31,6 +31,16 @@ pub enum State {
     },
 }
 
+impl State {
+    /// Not before then is it sent; `None` of one that has ended.
+    pub fn due(self) -> Option<Timestamp> {
+        match self {
+            State::Waiting { due } => Some(due),
+            State::Delivered { .. } | State::Dead { .. } | State::Cancelled { .. } => None,
+        }
+    }
+}
+
 /// Why nobody tries any more. A person has to look.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum DeadReason {

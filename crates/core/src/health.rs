@@ -21,10 +21,46 @@ impl Default for HealthPolicy {
     }
 }
 
+/// How an attempt ended, as far as health goes by it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ended {
+    Succeeded,
+    Failed,
+    /// The receiver answered, and another try would get the same answer: 3xx, or 4xx that is not retried.
+    Refused,
+}
+
+/// The rule by which an endpoint is disabled, and its figures.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DisableReason {
+    /// It answered 410.
+    Gone,
+    FailuresInARow {
+        failures: u32,
+    },
+    FailingFor {
+        failing_for: Duration,
+        failures: u32,
+    },
+}
+
+impl DisableReason {
+    /// The one word for it: in the audit log and in notifications.
+    pub fn name(self) -> &'static str {
+        match self {
+            DisableReason::Gone => "gone",
+            DisableReason::FailuresInARow { .. } => "failures_in_a_row",
+            DisableReason::FailingFor { .. } => "failing_for",
+        }
+    }
+}
+
 /// The failures since the last success.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Health {
     run: Option<FailingRun>,
+    /// It was given up or warned about, and then enabled by a person: its next success is worth telling.
+    awaits_recovery: bool,
 }
 
 /// One failure after another.
@@ -35,6 +71,8 @@ pub struct FailingRun {
     /// The time from attempt to attempt, of which a long silence counts only so much.
     pub failing_for: Duration,
     pub failures: u32,
+    /// How many of them were refusals.
+    pub refusals: u32,
     pub told: Option<Told>,
 }
 
@@ -52,9 +90,14 @@ const GAP_MAX: Duration = Duration::from_hours(25);
 /// How much of the way to being disabled lies behind.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Warning {
+    /// It has answered, and refused, everything so far.
+    Refusing,
     Half,
     NineTenths,
 }
+
+/// So many refusals in a row, and nothing else, are a receiver that wants something other than what it gets.
+const REFUSALS_IN_A_ROW: u32 = 10;
 
 /// Worth telling the tenant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,9 +110,36 @@ pub enum News {
 }
 
 impl Health {
-    /// For the store, which keeps the run.
-    pub fn stored(run: Option<FailingRun>) -> Health {
-        Health { run }
+    /// For the store, which keeps both.
+    pub fn stored(run: Option<FailingRun>, awaits_recovery: bool) -> Health {
+        Health { run, awaits_recovery }
+    }
+
+    /// For the store: what [`Health::stored`] takes.
+    pub fn awaits_recovery(&self) -> bool {
+        self.awaits_recovery
+    }
+
+    /// A person has enabled the endpoint: it starts anew, and if people were told that it failed, they are told when it works.
+    #[must_use]
+    pub fn enabled(self) -> Health {
+        Health { run: None, awaits_recovery: self.awaits_recovery || self.run.is_some_and(|run| run.told.is_some()) }
+    }
+
+    /// It was given up. Unless a person enables it, nothing is sent there any more.
+    pub fn is_given_up(&self) -> bool {
+        self.run.is_some_and(|run| run.told == Some(Told::GivenUp))
+    }
+
+    /// By which rule, with what has been counted until now.
+    pub fn reason_to_give_up(&self, policy: &HealthPolicy) -> Option<DisableReason> {
+        let run = self.run.filter(|_| self.is_given_up())?;
+        let failures = run.failures;
+        Some(if failures >= policy.failures_in_a_row {
+            DisableReason::FailuresInARow { failures }
+        } else {
+            DisableReason::FailingFor { failing_for: run.failing_for, failures }
+        })
     }
 
     /// For the store: what [`Health::stored`] takes.
@@ -78,14 +148,16 @@ impl Health {
     }
 
     /// An attempt has ended. The same news is told once per run of failures.
-    pub fn after(&mut self, now: Timestamp, succeeded: bool, policy: &HealthPolicy) -> Option<News> {
-        if succeeded {
-            let run = self.run.take()?;
-            return run.told.map(|_| News::Recovered);
+    pub fn after(&mut self, now: Timestamp, ended: Ended, policy: &HealthPolicy) -> Option<News> {
+        if ended == Ended::Succeeded {
+            let was_told = self.run.take().is_some_and(|run| run.told.is_some());
+            let was_awaited = std::mem::take(&mut self.awaits_recovery);
+            return (was_told || was_awaited).then_some(News::Recovered);
         }
-        let run =
-            self.run.get_or_insert(FailingRun { since: now, last: now, failing_for: Duration::ZERO, failures: 0, told: None });
+        let began = FailingRun { since: now, last: now, failing_for: Duration::ZERO, failures: 0, refusals: 0, told: None };
+        let run = self.run.get_or_insert(began);
         run.failures = run.failures.saturating_add(1);
+        run.refusals = run.refusals.saturating_add(u32::from(ended == Ended::Refused));
         run.failing_for += now.since(run.last).min(GAP_MAX);
         run.last = now;
         let reached = |tenths: u32| {
@@ -98,6 +170,8 @@ impl Health {
             Told::Warning(Warning::NineTenths)
         } else if reached(5) {
             Told::Warning(Warning::Half)
+        } else if run.failures >= REFUSALS_IN_A_ROW && run.refusals == run.failures {
+            Told::Warning(Warning::Refusing)
         } else {
             return None;
         };
@@ -199,7 +273,7 @@ mod tests {
         let policy = HealthPolicy::default();
         let mut news = vec![];
         for attempt in 1..=100 {
-            if let Some(told) = health.after(hour(0), false, &policy) {
+            if let Some(told) = health.after(hour(0), Ended::Failed, &policy) {
                 news.push((attempt, told));
             }
         }
@@ -212,13 +286,13 @@ mod tests {
         let policy = HealthPolicy::default();
         let mut news = vec![];
         for hours in (0..=120).step_by(12) {
-            if let Some(told) = health.after(hour(hours), false, &policy) {
+            if let Some(told) = health.after(hour(hours), Ended::Failed, &policy) {
                 news.push((hours, told));
             }
         }
         assert_eq!(news, [(60, News::Failing(Warning::Half)), (108, News::Failing(Warning::NineTenths)), (120, News::GiveUp)]);
         assert_eq!(health.failing_since(), Some(hour(0)));
-        assert_eq!(health.after(hour(121), false, &policy), None, "told once");
+        assert_eq!(health.after(hour(121), Ended::Failed, &policy), None, "told once");
     }
 
     #[test]
@@ -226,7 +300,7 @@ mod tests {
         let mut health = Health::default();
         let policy = HealthPolicy::default();
         for month in 0..4 {
-            assert_ne!(health.after(hour(month * 24 * 30), false, &policy), Some(News::GiveUp));
+            assert_ne!(health.after(hour(month * 24 * 30), Ended::Failed, &policy), Some(News::GiveUp));
         }
     }
 
@@ -234,14 +308,47 @@ mod tests {
     fn one_success_clears_everything_and_is_told_if_there_was_a_warning() {
         let mut health = Health::default();
         let policy = HealthPolicy::default();
-        health.after(hour(0), false, &policy);
-        assert_eq!(health.after(hour(1), true, &policy), None);
+        health.after(hour(0), Ended::Failed, &policy);
+        assert_eq!(health.after(hour(1), Ended::Succeeded, &policy), None);
         assert_eq!(health.failing_since(), None);
-        (0..50).for_each(|_| _ = health.after(hour(2), false, &policy));
+        (0..50).for_each(|_| _ = health.after(hour(2), Ended::Failed, &policy));
         assert!(!health.is_healthy(&LastHour::default(), hour(2)));
-        assert_eq!(health.after(hour(3), true, &policy), Some(News::Recovered));
-        assert_eq!(health.after(hour(200), false, &policy), None, "the days before do not count");
+        assert_eq!(health.after(hour(3), Ended::Succeeded, &policy), Some(News::Recovered));
+        assert_eq!(health.after(hour(200), Ended::Failed, &policy), None, "the days before do not count");
         assert_eq!(health.consecutive_failures(), 1);
+    }
+
+    #[test]
+    fn ten_refusals_and_nothing_else_are_told_once_and_then_counted_on() {
+        let (mut health, policy) = (Health::default(), HealthPolicy::default());
+        let mut news = vec![];
+        for attempt in 1..=100 {
+            if let Some(told) = health.after(hour(0), Ended::Refused, &policy) {
+                news.push((attempt, told));
+            }
+            assert_eq!(health.is_well(0, 100), attempt < 10);
+        }
+        let warned = |warning| News::Failing(warning);
+        let expected =
+            [(10, warned(Warning::Refusing)), (50, warned(Warning::Half)), (90, warned(Warning::NineTenths)), (100, News::GiveUp)];
+        assert_eq!(news, expected);
+        let mut mixed = Health::default();
+        mixed.after(hour(0), Ended::Failed, &policy);
+        (0..30).for_each(|_| assert_eq!(mixed.after(hour(0), Ended::Refused, &policy), None));
+    }
+
+    #[test]
+    fn an_endpoint_that_was_enabled_again_has_recovered_with_its_first_success() {
+        let (mut health, policy) = (Health::default(), HealthPolicy::default());
+        (0..100).for_each(|_| _ = health.after(hour(0), Ended::Failed, &policy));
+        assert_eq!(health.reason_to_give_up(&policy), Some(DisableReason::FailuresInARow { failures: 100 }));
+        let mut enabled = health.enabled();
+        assert!(!enabled.is_given_up() && enabled.is_well(0, 100));
+        assert_eq!(enabled.after(hour(1), Ended::Failed, &policy), None);
+        assert_eq!(enabled.after(hour(1), Ended::Succeeded, &policy), Some(News::Recovered));
+        assert_eq!(enabled.after(hour(1), Ended::Succeeded, &policy), None, "told once");
+        let mut unknown = Health::default().enabled();
+        assert_eq!(unknown.after(hour(1), Ended::Succeeded, &policy), None);
     }
 
     #[test]

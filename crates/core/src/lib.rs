@@ -31,6 +31,7 @@ pub mod clock_guard;
 pub mod delivery;
 pub mod destination;
 pub mod endpoint;
+pub mod estimate;
 pub mod event;
 pub mod filter;
 pub mod health;

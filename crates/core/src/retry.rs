@@ -39,6 +39,35 @@ pub enum Jitter {
     Decorrelated,
 }
 
+/// Further answers that are worth another try, as people name them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum AlsoStatus {
+    One(u16),
+    /// `4xx`: all from 400 to 499 but 410, which disables the endpoint.
+    ClientErrors,
+}
+
+impl AlsoStatus {
+    /// The word for [`AlsoStatus::ClientErrors`].
+    pub const CLIENT_ERRORS: &'static str = "4xx";
+
+    pub fn statuses(self) -> impl Iterator<Item = u16> {
+        let range = match self {
+            AlsoStatus::One(status) => status..=status,
+            AlsoStatus::ClientErrors => 400..=499,
+        };
+        range.filter(move |status| self != AlsoStatus::ClientErrors || *status != 410)
+    }
+
+    /// The shortest way to name these.
+    pub fn naming(statuses: &BTreeSet<u16>) -> Vec<AlsoStatus> {
+        let has_class = AlsoStatus::ClientErrors.statuses().all(|status| statuses.contains(&status));
+        let is_covered = |status: u16| has_class && AlsoStatus::ClientErrors.statuses().any(|covered| covered == status);
+        let class = has_class.then_some(AlsoStatus::ClientErrors);
+        class.into_iter().chain(statuses.iter().copied().filter(|status| !is_covered(*status)).map(AlsoStatus::One)).collect()
+    }
+}
+
 /// What a day's delay may gain: enough to spread a crowd, too little to be felt.
 pub const SCHEDULE_JITTER_MAX: Duration = Duration::from_mins(5);
 pub const ATTEMPTS_MAX: u32 = 50;
@@ -64,7 +93,7 @@ pub enum RetryPolicyError {
     TooManyDelays,
     #[error("each of delays_seconds is 0 to 604,800 (7 days)")]
     Delay,
-    #[error("also_statuses names statuses from 400 to 499; all others are decided already")]
+    #[error("also_statuses names statuses from 400 to 499, or `4xx` for all of them but 410; all others are decided already")]
     AlsoStatus,
 }
 
@@ -248,6 +277,21 @@ mod tests {
             writeln!(text, "{failures}: {delay:?} in {low:?}..={high:?}").unwrap();
         }
         text
+    }
+
+    #[test]
+    fn a_class_of_statuses_is_named_as_it_was_given() {
+        let expand = |named: &[AlsoStatus]| named.iter().flat_map(|named| named.statuses()).collect::<BTreeSet<u16>>();
+        let class = expand(&[AlsoStatus::ClientErrors]);
+        assert_eq!((class.len(), class.contains(&410), class.contains(&404)), (99, false, true));
+        for named in [
+            vec![],
+            vec![AlsoStatus::One(404), AlsoStatus::One(422)],
+            vec![AlsoStatus::ClientErrors],
+            vec![AlsoStatus::ClientErrors, AlsoStatus::One(410)],
+        ] {
+            assert_eq!(AlsoStatus::naming(&expand(&named)), named);
+        }
     }
 
     #[test]

@@ -42,8 +42,8 @@ impl Recent {
     }
 }
 
-/// How long after a computation that a spike has led to the next one may.
-pub(crate) const BETWEEN_SPIKES: Duration = Duration::from_mins(10);
+/// How long after a computation that a spike has led to the next one may, if the spike goes on.
+pub(crate) const BETWEEN_SPIKES: Duration = Duration::from_mins(1);
 
 #[cfg(test)]
 mod tests {

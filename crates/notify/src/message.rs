@@ -1,7 +1,7 @@
 //! What is said: as an event, and as a mail.
 
 use posthaste_core::endpoint::Endpoint;
-use posthaste_core::health::Warning;
+use posthaste_core::health::{DisableReason, Warning};
 use posthaste_core::id::{EndpointId, TenantId};
 use posthaste_core::notice::{Growing, What};
 use posthaste_core::time::Timestamp;
@@ -98,11 +98,11 @@ impl Message {
         match what {
             What::Failing { warning, failures, since } => {
                 let (percent, how_far) = match warning {
-                    Warning::Half => (50, "half of the way"),
-                    Warning::NineTenths => (90, "nine tenths of the way"),
+                    Warning::Refusing => (None, "it answers every request with a 3xx or 4xx status that is not retried"),
+                    Warning::Half => (Some(50), "half of the way to being disabled"),
+                    Warning::NineTenths => (Some(90), "nine tenths of the way to being disabled"),
                 };
-                let sentence =
-                    format!("has failed {failures} times in a row since {}: {how_far} to being disabled", since.to_rfc3339());
+                let sentence = format!("has failed {failures} times in a row since {}: {how_far}", since.to_rfc3339());
                 let message = Message::new(
                     kind,
                     at,
@@ -140,11 +140,30 @@ impl Message {
     }
 
     /// `number` is that of the row in the audit log.
-    pub(crate) fn disabled(at: Timestamp, endpoint: &Endpoint, number: u64) -> Message {
-        let sentence = "was disabled, because it failed for too long or asked not to be called again (410)".to_owned();
+    pub(crate) fn disabled(at: Timestamp, endpoint: &Endpoint, number: u64, reason: Option<DisableReason>) -> Message {
+        let sentence = match reason {
+            Some(DisableReason::Gone) => "was disabled, because it answered 410 and so asked not to be called again".to_owned(),
+            Some(DisableReason::FailuresInARow { failures }) => {
+                format!("was disabled, because it failed {failures} times in a row")
+            }
+            Some(DisableReason::FailingFor { failing_for, failures }) => {
+                let hours = failing_for.as_secs() / 3600;
+                format!("was disabled, because it failed for {hours} hours, {failures} times in a row")
+            }
+            None => "was disabled, because it failed for too long or asked not to be called again (410)".to_owned(),
+        };
         let advice = "Events are no longer taken for it. Mend it, enable it again, and replay what was missed.";
         let message = Message::new(Kind::EndpointDisabled, at, endpoint, sentence, advice);
-        Message { id: Some(format!("posthaste-disabled-{number}")), ..message }
+        let message = Message { id: Some(format!("posthaste-disabled-{number}")), ..message };
+        let Some(reason) = reason else { return message };
+        let message = message.with("reason", json!(reason.name()));
+        match reason {
+            DisableReason::Gone => message,
+            DisableReason::FailuresInARow { failures } => message.with("consecutive_failures", json!(failures)),
+            DisableReason::FailingFor { failing_for, failures } => {
+                message.with("consecutive_failures", json!(failures)).with("failing_for_seconds", json!(failing_for.as_secs()))
+            }
+        }
     }
 
     pub(crate) fn overlap_ending(now: Timestamp, endpoint: &Endpoint, until: Timestamp) -> Message {
@@ -242,7 +261,7 @@ mod tests {
             Message::about(now, &endpoint, What::Recovered),
             Message::about(now, &endpoint, What::CircuitOpened),
             Message::about(now, &endpoint, What::CircuitClosed),
-            Some(Message::disabled(now, &endpoint, 7)),
+            Some(Message::disabled(now, &endpoint, 7, Some(DisableReason::FailuresInARow { failures: 100 }))),
             Some(Message::overlap_ending(now, &endpoint, now)),
             Some(Message::dead_letters_growing(now, &tenant, Growing { in_the_last_hour: 12, usual_per_hour: 1 })),
         ];

@@ -49,7 +49,7 @@ impl Search {
                 }
                 let is_of_others = row.audit.tenant.as_ref() != Some(operators);
                 if row.audit.action == AUTO_DISABLED && is_of_others && !self.told.contains(&row.seq) {
-                    found.push((row.seq, row.at, row.audit.subject));
+                    found.push((row.seq, row.at, row.audit.disable_reason(), row.audit.subject));
                 }
             }
             if is_last {
@@ -57,11 +57,11 @@ impl Search {
             }
         }
         let mut messages = Vec::new();
-        for (seq, at, subject) in found.into_iter().rev() {
+        for (seq, at, reason, subject) in found.into_iter().rev() {
             let Ok(id) = EndpointId::parse(&subject) else { continue };
             // Deleted ones too: somebody may wonder where they went.
             if let Some(stored) = store.endpoint(id).await? {
-                messages.push((seq, Message::disabled(at, &stored.endpoint, seq)));
+                messages.push((seq, Message::disabled(at, &stored.endpoint, seq, reason)));
             }
         }
         Ok(messages)

@@ -35,6 +35,7 @@ use crate::descriptors;
 use crate::keys::{ADMIN_KEY, DataDirectory};
 use crate::log::{Logs, without_control_characters};
 use crate::settings::{Mistakes, Role, Settings};
+use crate::unreachable;
 
 /// A signal that goes to a group of processes often comes twice: from whoever sent it, and passed on by a parent.
 const SAME_SIGNAL_WITHIN: Duration = Duration::from_millis(250);
@@ -181,6 +182,12 @@ impl Server {
                 let telling = posthaste_notify::run(Arc::clone(&store), options, mailer, to_tell, told(stopped.clone()));
                 tasks.push(tokio::spawn(telling));
             }
+            let reporting = unreachable::report(Arc::clone(&store), egress_policy(settings));
+            let stopping = told(stopped.clone());
+            tasks.push(tokio::spawn(async move {
+                reporting.await;
+                stopping.await;
+            }));
             let engine = posthaste_engine::run(Arc::clone(&store), client, options, told(stopped.clone()));
             tasks.push(tokio::spawn(engine));
         }
@@ -400,7 +407,7 @@ pub(crate) fn mail_server(settings: &Settings, url: &str) -> anyhow::Result<Mail
 }
 
 /// Where deliveries may go; the API judges by the same when an endpoint is made.
-fn egress_policy(settings: &Settings) -> Policy {
+pub(crate) fn egress_policy(settings: &Settings) -> Policy {
     let public_host = settings.public_url.as_deref().and_then(|url| url.parse::<Uri>().ok());
     Policy {
         allowed_networks: settings.allow_networks.clone(),

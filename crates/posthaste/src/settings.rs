@@ -19,16 +19,16 @@ use posthaste_core::endpoint::{MaxInFlight, Policies};
 use posthaste_core::event::TypePatterns;
 use posthaste_core::id::TenantId;
 use posthaste_core::quiet_hours::{QuietHours, Window};
-use posthaste_core::retry::{Jitter, RetryPolicy, Strategy};
+use posthaste_core::retry::{AlsoStatus, Jitter, RetryPolicy, Strategy};
 use posthaste_core::tenant::{Retention, Share, TenantDefaults};
 use posthaste_core::timeout::{Mode, Pinned, TimeoutRules};
 use posthaste_store::{MasterKey, SecretText};
 use posthaste_traces::{Collector, CollectorHeader};
 
 use rule::{
-    Kind, Rule, address, api_key, boolean, bytes, collector, collector_header, database_address, free_text, ip, list, log_levels,
-    mail_address, mail_server, master_key, network, number, one_of, optional, path, proxy_address, tenant, type_patterns,
-    web_address, window,
+    Kind, Rule, address, also_status, api_key, boolean, bytes, collector, collector_header, database_address, free_text, ip, list,
+    log_levels, mail_address, mail_server, master_key, network, number, one_of, optional, path, proxy_address, tenant,
+    type_patterns, web_address, window,
 };
 pub(crate) use source::{Flags, Mistakes};
 use source::{Given, Together};
@@ -137,7 +137,7 @@ settings! {
         retry_cap_ms: u64 = number(1, 604_800_000), "3600000", "The longest delay (exponential)";
         retry_jitter: JitterKind = one_of(&JITTERS), "full", "How delays are spread: full, equal, proportional, decorrelated, none (exponential)";
         retry_jitter_percent: u32 = number(0, 100), "20", "By how much (schedule, proportional)";
-        retry_also_statuses: Vec<u16> = list(number(400, 499)), "", "Statuses that are worth another try although they are permanent";
+        retry_also_statuses: Vec<AlsoStatus> = list(also_status()), "", "Statuses that are worth another try although they are permanent";
         circuit_failure_threshold: u32 = number(1, 1_000), "5", "Failures in a row that open the circuit";
         circuit_probe_interval_seconds: u64 = number(1, 86_400), "60", "Between two probes of an open circuit";
         rate_limit_max_per_minute: Option<u32> = optional(number(1, 1_000_000)), "", "Requests to one endpoint, sustained; with the next";
@@ -277,8 +277,12 @@ impl Settings {
                 jitter,
             },
         };
-        RetryPolicy::new(strategy, self.retry_max_attempts, self.retry_also_statuses.iter().copied().collect())
-            .map_err(Together::of(&["retry_cap_ms", "retry_base_ms", "retry_delays_seconds"]))
+        RetryPolicy::new(
+            strategy,
+            self.retry_max_attempts,
+            self.retry_also_statuses.iter().flat_map(|named| named.statuses()).collect(),
+        )
+        .map_err(Together::of(&["retry_cap_ms", "retry_base_ms", "retry_delays_seconds"]))
     }
 
     fn rate_limit(&self) -> Result<Option<RateLimit>, Together> {

@@ -492,7 +492,7 @@ impl Checker {
         state: State,
         record: &Record,
     ) -> Result<(), Violation> {
-        let disables_endpoint = record.disables_endpoint;
+        let disables_endpoint = record.disables_endpoint.is_some();
         let verdict = match state {
             State::Waiting { due } => Verdict::RetryAt(due),
             State::Delivered { .. } => Verdict::Delivered,

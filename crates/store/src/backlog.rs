@@ -5,7 +5,7 @@
 //! known of its lane.
 
 use posthaste_core::id::{EndpointId, TenantId};
-use posthaste_core::scheduler::Class;
+use posthaste_core::scheduler::{Class, Seq};
 use posthaste_core::time::Timestamp;
 
 /// Whose, and how much of it is looked at.
@@ -52,6 +52,18 @@ pub struct Waiting {
     pub count: u64,
     /// When the oldest of them happened.
     pub oldest: Timestamp,
+}
+
+/// Where a delivery stands among what waits for the same endpoint.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PlaceQuery {
+    pub endpoint: EndpointId,
+    /// The time and the number of its row: whatever is older goes first.
+    pub older_than: (Timestamp, Seq),
+    /// What is due later is passed over.
+    pub due_by: Timestamp,
+    /// Of each of the three queues.
+    pub rows_per_queue_max: usize,
 }
 
 /// What was counted of a lane; and of which the last queue may have more.

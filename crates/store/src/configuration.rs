@@ -3,11 +3,12 @@
 use posthaste_core::catalogue;
 use posthaste_core::endpoint::Endpoint;
 use posthaste_core::event::EventType;
+use posthaste_core::health::DisableReason;
 use posthaste_core::id::{EndpointId, EndpointUid, KeyId, TenantId};
 use posthaste_core::tenant::Tenant;
 use posthaste_core::time::Timestamp;
 
-use crate::Partition;
+use crate::{Partition, document};
 
 /// A secret on its way between the database and the signer. It is not shown.
 #[derive(Clone, PartialEq, Eq)]
@@ -158,7 +159,7 @@ pub const AUTO_DISABLED: &str = "endpoint.auto_disable";
 
 impl Audit {
     /// Nobody has done it: it came of itself.
-    pub(crate) fn auto_disabled(endpoint: EndpointId, tenant: &TenantId) -> Audit {
+    pub(crate) fn auto_disabled(endpoint: EndpointId, tenant: &TenantId, reason: DisableReason) -> Audit {
         Audit {
             actor: "posthaste".to_owned(),
             address: None,
@@ -166,8 +167,13 @@ impl Audit {
             subject: endpoint.to_string(),
             tenant: Some(tenant.clone()),
             before: None,
-            after: None,
+            after: Some(document::disable_reason(reason)),
         }
+    }
+
+    /// By which rule an endpoint was disabled; `None` of another action, and where an earlier version has not written it.
+    pub fn disable_reason(&self) -> Option<DisableReason> {
+        document::read_disable_reason(self.after.as_deref().filter(|_| self.action == AUTO_DISABLED)?)
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use posthaste_core::bucket::Bucket;
 use posthaste_core::delivery::{Outcome, State, Timings};
 use posthaste_core::event::Event;
+use posthaste_core::health::DisableReason;
 use posthaste_core::id::{AttemptId, DeliveryId, EndpointId};
 use posthaste_core::scheduler::{Entry, LaneMemory, Seq, Want};
 use posthaste_core::time::Timestamp;
@@ -79,8 +80,8 @@ pub struct Record {
     pub recorded: Recorded,
     /// What the lane knows since. Written with it.
     pub lane: Option<LaneState>,
-    /// The endpoint is disabled with it: a 410, or it was given up.
-    pub disables_endpoint: bool,
+    /// Why the endpoint is disabled with it, if it is.
+    pub disables_endpoint: Option<DisableReason>,
 }
 
 impl Record {
@@ -154,7 +155,7 @@ pub struct LaneShown {
     /// Another request may be started.
     pub has_slot: bool,
     pub in_flight: Vec<DeliveryId>,
-    /// Why nothing is sent there although its configuration does not say so: it cannot be read.
+    /// Why nothing can be sent there: the rule of our own settings that forbids it, or that its configuration cannot be read.
     pub blocked: Option<String>,
 }
 

@@ -20,7 +20,7 @@ use posthaste_core::endpoint::{
 };
 use posthaste_core::event::{EventType, TypePatterns};
 use posthaste_core::filter::Filter;
-use posthaste_core::health::{FailingRun, Health, Told, Warning};
+use posthaste_core::health::{DisableReason, FailingRun, Health, Told, Warning};
 use posthaste_core::id::{DeliveryId, EndpointId, EndpointUid, TenantId};
 use posthaste_core::quiet_hours::{Days, Maintenance, QuietHours, TimeOfDay, Window};
 use posthaste_core::retry::{Jitter, RetryPolicy, Strategy};
@@ -168,6 +168,44 @@ pub(crate) fn lane(memory: &LaneMemory, timeout: &Adaptive) -> String {
 pub(crate) fn read_lane(text: &str) -> Result<(LaneMemory, Adaptive), Error> {
     let read = || parse::<LaneDocument>(text)?.read();
     read().map_err(|Unreadable| Error::Corrupt { what: "lane" })
+}
+
+/// By which rule an endpoint was disabled, as the audit log shows it.
+pub(crate) fn disable_reason(reason: DisableReason) -> String {
+    let (failures, failing_for) = match reason {
+        DisableReason::Gone => (None, None),
+        DisableReason::FailuresInARow { failures } => (Some(failures), None),
+        DisableReason::FailingFor { failing_for, failures } => (Some(failures), Some(failing_for)),
+    };
+    write(&DisableReasonDocument {
+        reason: reason.name().to_owned(),
+        consecutive_failures: failures,
+        failing_for_seconds: failing_for.map(|failing_for| failing_for.as_secs()),
+    })
+}
+
+/// `None` for one that a later version knows.
+pub(crate) fn read_disable_reason(text: &str) -> Option<DisableReason> {
+    let document: DisableReasonDocument = parse(text).ok()?;
+    let failing_for = document.failing_for_seconds.map(Duration::from_secs);
+    let all = [
+        Some(DisableReason::Gone),
+        document.consecutive_failures.map(|failures| DisableReason::FailuresInARow { failures }),
+        document
+            .consecutive_failures
+            .zip(failing_for)
+            .map(|(failures, failing_for)| DisableReason::FailingFor { failing_for, failures }),
+    ];
+    all.into_iter().flatten().find(|reason| reason.name() == document.reason)
+}
+
+#[derive(Serialize, Deserialize)]
+struct DisableReasonDocument {
+    reason: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    consecutive_failures: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    failing_for_seconds: Option<u64>,
 }
 
 /// All that an owner shows of a lane but its endpoint and the time.
@@ -690,6 +728,8 @@ struct LaneDocument {
     bucket_full_at_ns: i64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     failing: Option<FailingDocument>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    awaits_recovery: bool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     held_until_ms: Option<i64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -706,6 +746,7 @@ impl LaneDocument {
             breaker: BreakerDocument::of(memory.breaker),
             bucket_full_at_ns: memory.bucket.as_nanos(),
             failing: memory.health.run().map(FailingDocument::of),
+            awaits_recovery: memory.health.awaits_recovery(),
             held_until_ms: memory.held_until.map(Timestamp::as_millis),
             slow_start: memory.slow_start,
             learned_timeout: timeout.learned().map(LearnedDocument::of),
@@ -717,7 +758,7 @@ impl LaneDocument {
         let memory = LaneMemory {
             breaker: self.breaker.read(),
             bucket: Bucket::from_nanos(self.bucket_full_at_ns),
-            health: Health::stored(self.failing.map(FailingDocument::read)),
+            health: Health::stored(self.failing.map(FailingDocument::read), self.awaits_recovery),
             held_until: self.held_until_ms.map(Timestamp::from_millis),
             slow_start: self.slow_start,
         };
@@ -789,6 +830,8 @@ struct FailingDocument {
     last_ms: i64,
     failing_for_ms: u64,
     failures: u32,
+    #[serde(default)]
+    refusals: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
     told: Option<ToldDocument>,
 }
@@ -796,6 +839,7 @@ struct FailingDocument {
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum ToldDocument {
+    Refusing,
     Half,
     NineTenths,
     GivenUp,
@@ -808,7 +852,9 @@ impl FailingDocument {
             last_ms: run.last.as_millis(),
             failing_for_ms: millis(run.failing_for),
             failures: run.failures,
+            refusals: run.refusals,
             told: run.told.map(|told| match told {
+                Told::Warning(Warning::Refusing) => ToldDocument::Refusing,
                 Told::Warning(Warning::Half) => ToldDocument::Half,
                 Told::Warning(Warning::NineTenths) => ToldDocument::NineTenths,
                 Told::GivenUp => ToldDocument::GivenUp,
@@ -822,7 +868,9 @@ impl FailingDocument {
             last: Timestamp::from_millis(self.last_ms),
             failing_for: Duration::from_millis(self.failing_for_ms),
             failures: self.failures,
+            refusals: self.refusals,
             told: self.told.map(|told| match told {
+                ToldDocument::Refusing => Told::Warning(Warning::Refusing),
                 ToldDocument::Half => Told::Warning(Warning::Half),
                 ToldDocument::NineTenths => Told::Warning(Warning::NineTenths),
                 ToldDocument::GivenUp => Told::GivenUp,
@@ -1414,18 +1462,22 @@ mod tests {
         ];
         let bucket =
             prop_oneof![Just(Bucket::full()), Just(Bucket::from_nanos(i64::MAX)), any::<i64>().prop_map(Bucket::from_nanos)];
-        let told = vec![None, Some(Told::Warning(Warning::Half)), Some(Told::Warning(Warning::NineTenths)), Some(Told::GivenUp)];
+        let warned = |warning| Some(Told::Warning(warning));
+        let told = vec![None, warned(Warning::Refusing), warned(Warning::Half), warned(Warning::NineTenths), Some(Told::GivenUp)];
         let long = a_duration(Duration::from_hours(10_000));
-        let run = (a_moment(), a_moment(), long, any::<u32>(), prop::sample::select(told))
-            .prop_map(|(since, last, failing_for, failures, told)| FailingRun { since, last, failing_for, failures, told });
-        (breaker, bucket, prop::option::of(run), prop::option::of(a_moment()), prop::option::of(any::<u32>())).prop_map(
-            |(breaker, bucket, run, held_until, slow_start)| LaneMemory {
-                breaker,
-                bucket,
-                health: Health::stored(run),
-                held_until,
-                slow_start,
+        let run = (a_moment(), a_moment(), long, any::<[u32; 2]>(), prop::sample::select(told)).prop_map(
+            |(since, last, failing_for, [failures, refusals], told)| FailingRun {
+                since,
+                last,
+                failing_for,
+                failures,
+                refusals,
+                told,
             },
+        );
+        let health = (prop::option::of(run), any::<bool>()).prop_map(|(run, is_awaited)| Health::stored(run, is_awaited));
+        (breaker, bucket, health, prop::option::of(a_moment()), prop::option::of(any::<u32>())).prop_map(
+            |(breaker, bucket, health, held_until, slow_start)| LaneMemory { breaker, bucket, health, held_until, slow_start },
         )
     }
 

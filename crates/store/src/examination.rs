@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use crate::{Keyring, SealedValues};
 
+/// Endpoints whose URLs are looked at: some ten megabytes.
+pub(crate) const ENDPOINTS_MAX: usize = 100_000;
+
 /// What was found. What would keep a server from starting is said in `troubles`, with what to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Examined {
@@ -19,6 +22,8 @@ pub struct Examined {
     pub clock_jumped_by: Option<Duration>,
     /// A server was killed, and what it wrote last is in a log that is read by the next: what is told here may be older.
     pub has_unread_log: bool,
+    /// Of the endpoints that take events, at most [`ENDPOINTS_MAX`] of them.
+    pub endpoint_urls: Vec<String>,
     pub troubles: Vec<String>,
 }
 

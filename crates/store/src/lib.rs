@@ -44,7 +44,7 @@ use posthaste_core::scheduler::Seq;
 use posthaste_core::time::Timestamp;
 
 pub use accepting::{DEFAULT_TENANT, Draft, Refused, check_tenant};
-pub use backlog::{Backlog, BacklogQuery, LaneBacklog, Waiting, Whose};
+pub use backlog::{Backlog, BacklogQuery, LaneBacklog, PlaceQuery, Waiting, Whose};
 pub use clock::{ClockSource, ClockStatus, SystemClock};
 pub use cluster::{Claimed, Epoch, HandedOver, LEASE, LeaveAlone, NodeId, PARTITIONS, Partition, partition_of};
 pub use commands::{APPLY_MAX, Applied, Asked, COMMAND_MAX, Command, Commanded, Commands};
@@ -171,6 +171,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn statistics(&self, query: StatisticsQuery) -> Answer<'_, Vec<StatisticsStep>>;
     /// What waits, counted over a bounded number of rows.
     fn backlog(&self, query: BacklogQuery) -> Answer<'_, Backlog>;
+    /// How many wait in front of a delivery; `None` if that could not be counted over a bounded number of rows.
+    fn ahead(&self, query: PlaceQuery) -> Answer<'_, Option<u64>>;
 
     // History.
 

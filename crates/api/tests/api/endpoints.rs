@@ -415,6 +415,8 @@ async fn what_could_never_be_delivered_to_is_refused_with_its_field() {
         (r#"{"url": "https://example.com/", "retry": {"delays_seconds": [604801]}}"#, "retry.delays_seconds"),
         (r#"{"url": "https://example.com/", "retry": {"max_attempts": 51}}"#, "retry.max_attempts"),
         (r#"{"url": "https://example.com/", "retry": {"also_statuses": [500]}}"#, "retry.also_statuses"),
+        (r#"{"url": "https://example.com/", "retry": {"also_statuses": ["5xx"]}}"#, "retry.also_statuses[0]"),
+        (r#"{"url": "https://example.com/", "retry": {"also_statuses": ["4xx", 404]}}"#, "retry.also_statuses[1]"),
         (r#"{"url": "https://example.com/", "timeout": {"mode": "manual", "timeout_ms": 999}}"#, "timeout.timeout_ms"),
         (r#"{"url": "https://example.com/", "timeout": {"mode": "adaptive", "timeout_ms": 5000}}"#, "timeout.timeout_ms"),
         (r#"{"url": "https://example.com/", "circuit": {"failure_threshold": 0}}"#, "circuit.failure_threshold"),
@@ -463,4 +465,24 @@ async fn a_test_send_answers_with_its_attempt_and_not_too_often() {
     again.expect(429);
     let stats = server.get(&format!("{}/stats", path("endpoints", &made))).await.expect(200);
     assert_eq!((&stats["total"]["attempts"], &stats["health"]["score"]), (&0.into(), &100.into()));
+}
+
+#[tokio::test]
+async fn i28_a_change_that_its_owner_does_not_confirm_says_by_when_it_is_in_force() {
+    let server = Server::new("unconfirmed");
+    let made = server.endpoint(URL).await;
+    let at = path("endpoints", &made);
+    let effective_by = |answer: &crate::server::Answer| answer.headers.get("posthaste-effective-by").cloned();
+    let unowned = server.patch(&at, r#"{"description": "1"}"#).await;
+    assert_eq!(effective_by(&unowned), None, "no one sends there");
+    let commands = server.store.commands(posthaste_store::NodeId(7));
+    let now = server.store.now();
+    let unconfirmed = server.post(&format!("{at}/pause"), "").await;
+    let told = effective_by(&unconfirmed).expect("the owner does not answer");
+    let told = posthaste_core::time::Timestamp::parse(told.to_str().unwrap()).unwrap();
+    assert!(now < told && told <= server.store.now() + posthaste_store::LEASE, "{told:?}");
+    unconfirmed.expect(200);
+    drop(commands);
+    Owner::of(&server.store).await.obey(vec![]).await;
+    assert_eq!(effective_by(&server.post(&format!("{at}/resume"), "").await), None, "it is in force");
 }

@@ -101,7 +101,7 @@ impl Owner {
     async fn record(&self, row: &DeliveryRow, recorded: Recorded) {
         let (_, epoch) = *self.partitions.iter().find(|(partition, _)| *partition == row.partition).unwrap();
         let record =
-            Record { partition: row.partition, epoch, endpoint: row.endpoint, recorded, lane: None, disables_endpoint: false };
+            Record { partition: row.partition, epoch, endpoint: row.endpoint, recorded, lane: None, disables_endpoint: None };
         let done = self.store.record(vec![record]).await.unwrap();
         assert_eq!(done, [posthaste_store::RecordedAs::Done]);
     }

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use crate::bucket::{Bucket, RateLimit};
 use crate::circuit::{Breaker, CircuitPolicy, Permission, Signal, Transition};
-use crate::delivery::{CancelReason, DeadReason, Outcome, State, Verdict, judge, lane_hold};
+use crate::delivery::{self, CancelReason, DeadReason, Outcome, State, Verdict, judge, lane_hold};
 use crate::endpoint::{Status, Subscription};
-use crate::health::{Health, HealthPolicy, News};
+use crate::health::{DisableReason, Ended, Health, HealthPolicy, News};
 use crate::id::{DeliveryId, EndpointId};
 use crate::plant::{self, Plant};
 use crate::quiet_hours::{Phase, QuietHours};
@@ -82,6 +82,13 @@ impl LaneMemory {
         LaneMemory { bucket, ..self.handed_over(config) }
     }
 
+    /// With what was said about its endpoint while no one had the lane: if it was given up, a person has enabled it.
+    #[must_use]
+    pub fn under(self, status: Status) -> LaneMemory {
+        let is_enabled = status != Status::Disabled && self.health.is_given_up();
+        LaneMemory { health: if is_enabled { self.health.enabled() } else { self.health }, ..self }
+    }
+
     /// For whoever is given the lane by an owner that is well: a probe that is on its way counts as made.
     #[must_use]
     pub fn handed_over(self, config: &LaneConfig) -> LaneMemory {
@@ -110,6 +117,7 @@ pub(super) struct Lane {
     pub(super) elsewhere: BTreeMap<DeliveryId, Elsewhere>,
     /// It has been given to another owner: what is in flight is finished here, and nothing else is begun.
     pub(super) is_leaving: bool,
+    pub(super) block: Block,
     phase: Option<Phase>,
     /// Where it stands with its tenant.
     pub(super) is_queued: bool,
@@ -129,6 +137,16 @@ pub(super) struct Lane {
     pub(super) token_waits: TokenWaits,
     /// How long the present quiet time is, and when it ends.
     quiet_length: Option<(Timestamp, Duration)>,
+}
+
+/// Whether our own settings let anything be sent there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Block {
+    None,
+    /// They do not, as far as is known.
+    Held,
+    /// One delivery is sent to see whether they still do not.
+    Looking,
 }
 
 /// How often somebody had to wait for a token, and how long together.
@@ -202,8 +220,8 @@ pub struct Decision {
     pub verdict: Verdict,
     pub transition: Option<Transition>,
     pub news: Option<News>,
-    /// The endpoint is disabled from now on, by a 410 or because it was given up.
-    pub disables_endpoint: bool,
+    /// Why the endpoint is disabled from now on, if it is.
+    pub disables_endpoint: Option<DisableReason>,
 }
 
 impl Lane {
@@ -218,6 +236,7 @@ impl Lane {
             in_flight: 0,
             elsewhere: BTreeMap::new(),
             is_leaving: false,
+            block: Block::None,
             phase: None,
             is_queued: false,
             wakes_at: None,
@@ -235,6 +254,9 @@ impl Lane {
     pub(super) fn in_flight_max(&self) -> u32 {
         if plant::is(Plant::LaneCapIgnored) {
             return u32::MAX;
+        }
+        if self.block == Block::Looking {
+            return 1;
         }
         let slow = self.memory.slow_start.map_or(u32::MAX, |successes| successes.saturating_add(1));
         self.config.max_in_flight.min(slow)
@@ -299,6 +321,9 @@ impl Lane {
             Status::Paused { until } => return Turn::Wait { until },
             Status::Disabled if plant::is(Plant::DisabledIsSent) => {}
             Status::Disabled => return Turn::Wait { until: None },
+        }
+        if self.block == Block::Held {
+            return Turn::Wait { until: None };
         }
         if let Some(until) = self.memory.held_until.filter(|until| now < *until) {
             return Turn::Wait { until: Some(until) };
@@ -390,6 +415,7 @@ impl Lane {
         let flight = self.flights.get_mut(delivery).expect("in flight until recorded");
         self.in_flight -= 1;
         self.moved_at = now;
+        self.block = Block::None;
         let attempt = flight.entry.attempts + 1;
         let verdict = judge(now, delivery, attempt, outcome, &self.config.retry);
         let was_probe = flight.stage == Stage::OnTheWire { is_probe: true };
@@ -407,9 +433,18 @@ impl Lane {
             (None, Signal::Fails | Signal::Neither) => {}
         }
         self.memory.held_until = self.memory.held_until.max(lane_hold(now, outcome));
-        let news = self.memory.health.after(now, verdict == Verdict::Delivered, &self.config.health);
-        let disables_endpoint = verdict.disables_endpoint() || news == Some(News::GiveUp);
-        if disables_endpoint {
+        let ended = match outcome.class(&self.config.retry) {
+            delivery::Class::Success => Ended::Succeeded,
+            delivery::Class::Temporary => Ended::Failed,
+            delivery::Class::Permanent | delivery::Class::Gone => Ended::Refused,
+        };
+        let news = self.memory.health.after(now, ended, &self.config.health);
+        // What was in flight when it was disabled warns of nothing.
+        let was_disabled = self.config.status == Status::Disabled;
+        let news = news.filter(|news| !was_disabled || *news == News::Recovered);
+        let given_up = || self.memory.health.reason_to_give_up(&self.config.health).filter(|_| news == Some(News::GiveUp));
+        let disables_endpoint = if verdict.disables_endpoint() { Some(DisableReason::Gone) } else { given_up() };
+        if disables_endpoint.is_some() {
             self.config.status = Status::Disabled;
         }
         Decision { verdict, transition, news, disables_endpoint }
@@ -422,6 +457,14 @@ impl Lane {
         flight.stage = Stage::Recording { waits_until: None };
         self.in_flight -= 1;
         (self.memory.breaker, _) = self.memory.breaker.after(now, Signal::Neither, was_probe, &self.config.circuit);
+    }
+
+    /// Our own settings do not let it be sent: it goes back to where it was, and the others wait with it.
+    pub(super) fn blocked(&mut self, now: Timestamp, delivery: DeliveryId) {
+        self.unsendable(now, delivery);
+        self.recorded(delivery);
+        self.window.mark_unread();
+        self.block = Block::Held;
     }
 
     /// The record has been committed.
@@ -439,6 +482,7 @@ impl Lane {
     /// Another owner takes it. Answers what is still in flight here.
     pub(super) fn leave(&mut self) -> Vec<DeliveryId> {
         self.is_leaving = true;
+        self.block = Block::None;
         self.window.forget();
         self.flights.iter().map(|(delivery, _)| delivery).collect()
     }
@@ -489,7 +533,7 @@ impl Lane {
             self.window.forget();
         }
         if self.config.status == Status::Disabled && config.status != Status::Disabled {
-            self.memory.health = Health::default();
+            self.memory.health = self.memory.health.enabled();
         }
         *self.config = config;
     }
@@ -501,6 +545,7 @@ impl Lane {
 
     fn has_nothing_to_remember(&self, now: Timestamp) -> bool {
         self.window.is_empty()
+            && self.block == Block::None
             && self.memory.breaker == Breaker::default()
             && self.memory.health == Health::default()
             && self.memory.held_until.is_none_or(|until| until <= now)

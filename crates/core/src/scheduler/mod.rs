@@ -29,7 +29,7 @@ use crate::tenant::Share;
 use crate::text::OrderingKey;
 use crate::time::Timestamp;
 
-use lane::{Elsewhere, Flight, Lane, Stage, Turn};
+use lane::{Block, Elsewhere, Flight, Lane, Stage, Turn};
 use wake_ups::{Sleeper, WakeUps};
 use window::Window;
 
@@ -452,6 +452,30 @@ impl Scheduler {
         self.slot_is_free(number);
     }
 
+    /// A [`Command::Send`] was refused by our own settings: there is no attempt. Nothing more is sent there until
+    /// [`Scheduler::look_again`] or [`Scheduler::unblock`].
+    pub fn blocked(&mut self, now: Timestamp, endpoint: EndpointId, delivery: DeliveryId) {
+        let number = self.number(endpoint);
+        self.lane_mut(number).blocked(now, delivery);
+        self.slot_is_free(number);
+    }
+
+    /// One delivery is sent to see whether a lane is still blocked.
+    pub fn look_again(&mut self, endpoint: EndpointId) {
+        self.set_block(endpoint, Block::Looking);
+    }
+
+    /// What blocked a lane has changed.
+    pub fn unblock(&mut self, endpoint: EndpointId) {
+        self.set_block(endpoint, Block::None);
+    }
+
+    fn set_block(&mut self, endpoint: EndpointId, block: Block) {
+        let Some(number) = self.lane_numbers.get(&endpoint).copied() else { return };
+        self.lane_mut(number).block = block;
+        self.enqueue(number);
+    }
+
     /// The record of an answer has been committed.
     pub fn recorded(&mut self, endpoint: EndpointId, delivery: DeliveryId) {
         let number = self.number(endpoint);
@@ -480,6 +504,15 @@ impl Scheduler {
         let Some(number) = self.lane_numbers.get(&endpoint) else { return Vec::new() };
         let lane = self.lane(*number);
         lane.flights.iter().map(|(delivery, _)| delivery).chain(lane.elsewhere.keys().copied()).collect()
+    }
+
+    /// The same for people: without what has failed and is about to be recorded as waiting again.
+    pub fn delivering(&self, endpoint: EndpointId) -> Vec<DeliveryId> {
+        let Some(number) = self.lane_numbers.get(&endpoint) else { return Vec::new() };
+        let lane = self.lane(*number);
+        let has_failed = |stage| matches!(stage, Stage::Recording { waits_until: Some(_) });
+        let here = lane.flights.iter().filter(|(_, flight)| !has_failed(flight.stage)).map(|(delivery, _)| delivery);
+        here.chain(lane.elsewhere.keys().copied()).collect()
     }
 
     /// Gives an endpoint to another owner. Nothing of it is begun here any more; what is in flight is finished and
@@ -580,6 +613,7 @@ impl Scheduler {
         let free = self.free();
         Some(LaneFacts {
             status: lane.config.status,
+            is_blocked: lane.block != Block::None,
             breaker: lane.memory.breaker,
             schedule: lane.config.schedule.as_ref(),
             rate_limit: lane.config.rate_limit.map(|limit| (limit, lane.memory.bucket)),

@@ -80,7 +80,8 @@ pub fn plan(effects: Vec<Deed>, now: Timestamp, node: Option<NodeId>) -> Plan {
             Deed::Restamp { life, endpoint } => Work::Restamp { life, endpoint, after: 0 },
             Deed::LookUp { life, asked } => Work::LookUp(Lookup::new(life, asked)),
             Deed::See { life, endpoint, trigger, shortened_at } => {
-                Work::Statistics(Statistics { life, endpoint, trigger, shortened_at, now, week: None, day: None })
+                let is_counted = trigger != Some(Trigger::Spike);
+                Work::Statistics(Statistics { life, endpoint, trigger, shortened_at, now, is_counted, week: None, day: None })
             }
             Deed::Show(lanes) => Work::Show(lanes),
             Deed::HandOver { partitions, lanes, in_flight } => {
@@ -273,6 +274,10 @@ impl Execution {
                 Some(wake) => return Progress::done(vec![wake]),
                 None => (vec![], None),
             },
+            (Work::Statistics(statistics), StoreReply::Count { is_more }) => {
+                statistics.is_counted = !is_more;
+                (vec![], None)
+            }
             (Work::Statistics(statistics), StoreReply::Statistics(steps)) => match statistics.succeeded(steps) {
                 Some(wake) => return Progress::done(vec![wake]),
                 None => (vec![], None),
@@ -647,6 +652,8 @@ struct Statistics {
     trigger: Option<Trigger>,
     shortened_at: Option<Timestamp>,
     now: Timestamp,
+    /// What is recorded is in the statistics: a spike is made of attempts that were recorded a moment ago.
+    is_counted: bool,
     /// As read so far, in this order.
     week: Option<Vec<StatisticsStep>>,
     day: Option<Counts>,
@@ -655,6 +662,9 @@ struct Statistics {
 impl Statistics {
     fn current_call(&self) -> StoreCall {
         const DAY: Duration = Duration::from_hours(24);
+        if !self.is_counted {
+            return StoreCall::Count;
+        }
         let from = match (&self.week, &self.day, self.shortened_at) {
             (None, ..) => self.now - 7 * DAY,
             (Some(_), None, _) | (Some(_), Some(_), None) => self.now - DAY,

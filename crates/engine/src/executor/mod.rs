@@ -223,7 +223,10 @@ impl Shared {
                 }
             }
         };
-        self.traced.answered(life, attempt.id, seen);
+        // What our own settings have blocked is no attempt, and is never recorded.
+        if attempt.outcome != Outcome::Blocked {
+            self.traced.answered(life, attempt.id, seen);
+        }
         self.deliver(Wake::Answered { life, errand, attempt: Box::new(attempt) });
     }
 }

@@ -25,6 +25,7 @@ pub enum StoreCall {
     Restamp { endpoint: EndpointId, after: Seq, limit: usize },
     Delivery(DeliveryId),
     Deliveries(DeliveryQuery),
+    Count,
     Statistics(StatisticsQuery),
     ShowLanes(Vec<LaneShown>),
     HandOver { node: NodeId, partitions: Vec<Partition>, in_flight: Vec<HandedOver> },
@@ -45,6 +46,7 @@ pub enum StoreReply {
     Restamp(Option<Seq>),
     Delivery(Box<Option<DeliveryRow>>),
     Deliveries(Page<DeliveryRow>),
+    Count { is_more: bool },
     Statistics(Vec<StatisticsStep>),
     ShowLanes,
     HandOver,
@@ -106,6 +108,7 @@ impl StoreCall {
             StoreCall::Restamp { .. } => "restamp",
             StoreCall::Delivery(_) => "delivery",
             StoreCall::Deliveries(_) => "deliveries",
+            StoreCall::Count => "count",
             StoreCall::Statistics(_) => "statistics",
             StoreCall::ShowLanes(_) => "show_lanes",
             StoreCall::HandOver { .. } => "hand_over",
@@ -126,6 +129,7 @@ impl StoreCall {
             StoreCall::Restamp { endpoint, after, limit } => StoreReply::Restamp(store.restamp(endpoint, after, limit).await?),
             StoreCall::Delivery(id) => StoreReply::Delivery(Box::new(store.delivery(id).await?)),
             StoreCall::Deliveries(query) => StoreReply::Deliveries(store.deliveries(query).await?),
+            StoreCall::Count => StoreReply::Count { is_more: store.count().await? },
             StoreCall::Statistics(query) => StoreReply::Statistics(store.statistics(query).await?),
             StoreCall::ShowLanes(lanes) => {
                 store.show_lanes(lanes).await?;

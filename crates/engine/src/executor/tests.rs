@@ -7,6 +7,7 @@ use posthaste_core::event::EventType;
 use posthaste_core::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId};
 use posthaste_core::scheduler::{Class, Seq, Want};
 use posthaste_core::time::Timestamp;
+use posthaste_core::timeout::Trigger;
 use posthaste_store::{AttemptRecord, BodyError, DeliveryRow, Error, Record, Recorded, RecordedAs, Swept, WindowRows};
 
 use super::*;
@@ -192,7 +193,7 @@ fn attempt(seq: Seq) -> (Record, After) {
     };
     let state = State::Delivered { at: Timestamp::from_millis(0) };
     let recorded = Recorded::Attempt { seq, attempt: Box::new(attempt), state };
-    let record = Record { partition: 1, epoch: 1, endpoint: endpoint(1), recorded, lane: None, disables_endpoint: false };
+    let record = Record { partition: 1, epoch: 1, endpoint: endpoint(1), recorded, lane: None, disables_endpoint: None };
     let delivery = DeliveryId::from_bytes([u8::try_from(seq).unwrap(); 16]);
     (record, After::Flight { endpoint: endpoint(1), delivery, note: None, noticed: vec![] })
 }
@@ -307,4 +308,22 @@ fn delivery_row(seq: Seq) -> DeliveryRow {
         replayed_as: None,
         created_at: at,
     }
+}
+
+#[test]
+fn a_spike_is_looked_at_once_what_was_recorded_is_counted() {
+    let see = |trigger| Deed::See { life: 1, endpoint: endpoint(1), trigger: Some(trigger), shortened_at: None };
+    let mut uncounted = 2;
+    let spike = run(see(Trigger::Spike), |call| match call {
+        StoreCall::Count => {
+            uncounted -= 1;
+            Ok(StoreReply::Count { is_more: uncounted > 0 })
+        }
+        StoreCall::Statistics(_) => Ok(StoreReply::Statistics(vec![])),
+        call => panic!("{call:?}"),
+    });
+    let names: Vec<&str> = spike.calls.iter().map(StoreCall::name).collect();
+    assert_eq!(names, ["count", "count", "statistics", "statistics"]);
+    let daily = run(see(Trigger::Daily), |_| Ok(StoreReply::Statistics(vec![])));
+    assert_eq!(daily.calls.len(), 2, "the day before is counted already");
 }

@@ -112,7 +112,7 @@ impl Owner {
         let note = self.note_of_end(endpoint, state);
         let recorded = Recorded::Moved { seq, state, audit: audit.map(Box::new) };
         let after = After::Withdrawn { endpoint, delivery, seq, still_waits, ticket, note };
-        self.record_in(partition, endpoint, recorded, None, false, after);
+        self.record_in(partition, endpoint, recorded, None, None, after);
     }
 
     pub(super) fn answer(&mut self, ticket: Ticket, result: RecordedAs) {

@@ -9,6 +9,7 @@
 
 mod applying;
 mod asked;
+mod blocked;
 mod feed_gap;
 mod news;
 mod ownership;
@@ -34,6 +35,7 @@ use crate::bodies::CachedBodies;
 
 use applying::Applying;
 use asked::Waiter;
+use blocked::Blocked;
 use feed_gap::FeedGap;
 pub use news::{After, Bodiless, Deed, Errand, Life, Seen, Sending, Ticket, Wake};
 use ownership::{Known, KnownTenant};
@@ -75,6 +77,7 @@ pub struct Owner {
     taking_up_since: Option<Timestamp>,
     to_take_up: Vec<EndpointId>,
     unreadable: BTreeMap<EndpointId, Unreadable>,
+    blocked: Blocked,
     bodies: CachedBodies,
     bodiless: Vec<Bodiless>,
     /// Their turn has come and nothing has been sent yet: their payload is being read, or their probe recorded.
@@ -123,6 +126,7 @@ impl Owner {
             taking_up_since: None,
             to_take_up: Vec::new(),
             unreadable: BTreeMap::new(),
+            blocked: Blocked::default(),
             bodies: CachedBodies::new(options.cached_body_bytes_max),
             bodiless: Vec::new(),
             unsent: HashSet::new(),
@@ -203,6 +207,7 @@ impl Owner {
 
     /// What is to be done now. Nothing more until something happens, or until [`Owner::wake_at`].
     pub fn next_deeds(&mut self, now: Timestamp) -> Vec<Deed> {
+        self.look_at_blocked(now);
         while self.may_start()
             && let Some(command) = self.scheduler.next(now)
         {
@@ -240,7 +245,7 @@ impl Owner {
     pub fn wake_at(&self) -> Option<Timestamp> {
         // While nothing may be started only news can change that.
         let scheduled = self.scheduler.wake_at().filter(|_| self.may_start());
-        [scheduled, self.unreadable_retry_at()].into_iter().flatten().min()
+        [scheduled, self.unreadable_retry_at(), self.blocked.next_look()].into_iter().flatten().min()
     }
 
     /// Nothing new is started from here on.
@@ -278,6 +283,7 @@ impl Owner {
         let Some(known) = self.known.get(&endpoint) else {
             return Some(LaneShown { blocked: Some(blocked?), ..LaneShown::unknown(endpoint, now) });
         };
+        let blocked = blocked.or_else(|| self.blocked.cause(endpoint));
         let facts = self.scheduler.facts(now, endpoint);
         Some(LaneShown {
             endpoint,
@@ -288,7 +294,7 @@ impl Owner {
             retries_from: facts.and_then(|facts| facts.retries_from),
             is_short_of_tokens: facts.is_some_and(|facts| facts.is_short_of_tokens),
             has_slot: facts.is_none_or(|facts| facts.has_slot) && self.may_start(),
-            in_flight: self.scheduler.deliveries_in_flight(endpoint),
+            in_flight: self.scheduler.delivering(endpoint),
             blocked,
         })
     }
@@ -351,7 +357,7 @@ impl Owner {
                 endpoint: *endpoint,
                 recorded: Recorded::Nothing,
                 lane: Some(LaneState { memory, timeout: known.timeout, version }),
-                disables_endpoint: false,
+                disables_endpoint: None,
             })
         };
         let mut lanes: Vec<Record> = self.known.iter().filter_map(lane).collect();

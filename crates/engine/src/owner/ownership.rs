@@ -34,6 +34,8 @@ pub(super) struct Known {
     pub(super) computes_at: Timestamp,
     pub(super) reviews_at: Timestamp,
     pub(super) spiked_at: Option<Timestamp>,
+    /// Timeouts came in a run: the timeout is computed once the attempt that showed it is recorded.
+    pub(super) has_spiked: bool,
     pub(super) tested_at: Option<Timestamp>,
     /// Rows up to this one are not taken from news any more once the lane has been forgotten.
     pub(super) seen: Option<Seq>,
@@ -117,6 +119,7 @@ impl Owner {
                 continue;
             }
             self.give_back_unsent(now, endpoint);
+            self.blocked.remove(endpoint);
             let hand_over = self.scheduler.leave(endpoint);
             let known = self.known.get_mut(&endpoint).expect("just found");
             known.has_left = true;
@@ -132,7 +135,7 @@ impl Owner {
                 endpoint,
                 recorded: Recorded::Nothing,
                 lane: Some(LaneState { memory, timeout: known.timeout, version }),
-                disables_endpoint: false,
+                disables_endpoint: None,
             });
             let until = now + self.options.request_max();
             in_flight.extend(hand_over.in_flight.into_iter().map(|delivery| {
@@ -340,6 +343,8 @@ impl Owner {
             let restamps = known.config.schedule != config.schedule;
             let is_changed = known.target.stored != target.stored || known.config != config || known.mode != mode;
             if is_changed {
+                self.blocked.remove(endpoint);
+                self.scheduler.unblock(endpoint);
                 known.target.supersede();
                 known.target = target;
                 known.config = config.clone();
@@ -357,6 +362,7 @@ impl Owner {
             }
         } else {
             let written = memory;
+            let memory = memory.under(config.status);
             let memory = if is_new {
                 memory
             } else if self.handed_over.contains(&partition) {
@@ -382,6 +388,7 @@ impl Owner {
                     computes_at: computed_at + DAY,
                     reviews_at: now + HOUR,
                     spiked_at: None,
+                    has_spiked: false,
                     tested_at: None,
                     seen: None,
                     has_left: false,

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use posthaste_core::delivery::{CancelReason, DeadReason, State, Verdict};
+use posthaste_core::delivery::{CancelReason, DeadReason, Outcome, State, Verdict};
 use posthaste_core::event::Event;
+use posthaste_core::health::DisableReason;
 use posthaste_core::id::{DeliveryId, EndpointId, EventId, TenantId};
 use posthaste_core::notice::{Noticed, What};
 use posthaste_core::plant::{self, Plant};
@@ -64,7 +65,7 @@ impl Owner {
         known.written = memory;
         let lane = LaneState { memory, timeout: known.timeout, version };
         self.unsent.insert(wanted.delivery);
-        self.record(endpoint, Recorded::Nothing, Some(lane), false, After::Probe(wanted));
+        self.record(endpoint, Recorded::Nothing, Some(lane), None, After::Probe(wanted));
     }
 
     /// The probe may go, if its lane is still ours.
@@ -158,7 +159,7 @@ impl Owner {
         let note = self.note_of_end(endpoint, state);
         let noticed = self.death(endpoint, state);
         let recorded = Recorded::Moved { seq, state, audit: None };
-        self.record(endpoint, recorded, None, false, After::Flight { endpoint, delivery, note, noticed });
+        self.record(endpoint, recorded, None, None, After::Flight { endpoint, delivery, note, noticed });
     }
 
     pub(super) fn entry(&self, endpoint: EndpointId, delivery: DeliveryId) -> &Entry {
@@ -196,6 +197,10 @@ impl Owner {
             }
             return;
         }
+        if attempt.outcome == Outcome::Blocked {
+            return self.hold_blocked(now, errand, attempt.error);
+        }
+        self.blocked.remove(endpoint);
         let decision = self.scheduler.finished(now, endpoint, delivery, &attempt.outcome);
         let memory = self.scheduler.memory(endpoint).expect("a lane stays while something of it is in flight");
         let failing = (memory.health.consecutive_failures(), memory.health.failing_since().unwrap_or(now));
@@ -248,7 +253,7 @@ impl Owner {
         let (failures, since) = failing;
         let of_health = decision.news.and_then(|news| What::of_news(news, failures, since));
         let of_circuit = decision.transition.and_then(What::of_transition);
-        let of_status = decision.disables_endpoint.then_some(What::Disabled);
+        let of_status = decision.disables_endpoint.map(|_| What::Disabled);
         let of_death = decision.verdict.is_death().then_some(What::Died);
         let all = [of_health, of_circuit, of_status, of_death];
         let tenant = &self.known.get(&endpoint).expect("a lane is of a known endpoint").tenant;
@@ -267,7 +272,7 @@ impl Owner {
         endpoint: EndpointId,
         recorded: Recorded,
         lane: Option<LaneState>,
-        disables_endpoint: bool,
+        disables_endpoint: Option<DisableReason>,
         after: After,
     ) {
         let partition = self.known.get(&endpoint).expect("a lane is of a known endpoint").partition;
@@ -280,7 +285,7 @@ impl Owner {
         endpoint: EndpointId,
         recorded: Recorded,
         lane: Option<LaneState>,
-        disables_endpoint: bool,
+        disables_endpoint: Option<DisableReason>,
         after: After,
     ) {
         // What was in flight when its partition was given up is recorded under the epoch that it was begun in.
@@ -306,6 +311,7 @@ impl Owner {
                         tracing::warn!(%delivery, "an attempt was not recorded: somebody else owns its delivery now");
                     }
                     self.scheduler.recorded(endpoint, delivery);
+                    self.consider_spike(now, endpoint);
                     self.changed.insert(endpoint);
                 }
                 After::Withdrawn { endpoint, delivery, seq, still_waits, ticket, note } => {
@@ -383,8 +389,8 @@ fn tell(told: &Told<'_>, attempt: &AttemptRecord, decision: &Decision) {
     if let Some(news) = decision.news {
         tracing::warn!(%endpoint, %tenant, ?news, "endpoint_health_changed");
     }
-    if decision.disables_endpoint {
-        tracing::warn!(%endpoint, %tenant, "endpoint_disabled");
+    if let Some(reason) = decision.disables_endpoint {
+        tracing::warn!(%endpoint, %tenant, ?reason, "endpoint_disabled");
     }
 }
 

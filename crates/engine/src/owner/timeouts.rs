@@ -21,10 +21,12 @@ impl Owner {
         let is_closed = matches!(breaker, Breaker::Closed { .. });
         let may_spike = known.spiked_at.is_none_or(|spiked_at| spiked_at + BETWEEN_SPIKES <= now);
         let shortened_at = known.timeout.shortened_at(now);
-        let trigger = if may_spike && known.recent.tally().is_spike(is_closed) {
+        if may_spike && known.recent.tally().is_spike(is_closed) {
             known.spiked_at = Some(now);
-            Some(Trigger::Spike)
-        } else if known.computes_at <= now {
+            known.has_spiked = true;
+            return;
+        }
+        let trigger = if known.computes_at <= now {
             known.computes_at = now + DAY;
             Some(Trigger::Daily)
         } else if shortened_at.is_some() && known.reviews_at <= now {
@@ -34,6 +36,15 @@ impl Owner {
         };
         known.reviews_at = now + HOUR;
         self.deeds.push(Deed::See { life: self.life, endpoint, trigger, shortened_at });
+    }
+
+    /// An attempt is recorded: if it showed a spike, what is looked at now includes it.
+    pub(super) fn consider_spike(&mut self, now: Timestamp, endpoint: EndpointId) {
+        let Some(known) = self.known.get_mut(&endpoint).filter(|known| known.has_spiked) else { return };
+        known.has_spiked = false;
+        known.reviews_at = now + HOUR;
+        let shortened_at = known.timeout.shortened_at(now);
+        self.deeds.push(Deed::See { life: self.life, endpoint, trigger: Some(Trigger::Spike), shortened_at });
     }
 
     pub(super) fn seen(&mut self, now: Timestamp, endpoint: EndpointId, trigger: Option<Trigger>, seen: &Seen) {
@@ -64,6 +75,6 @@ impl Owner {
         let timeout = known.timeout;
         let lane = Some(LaneState { memory, timeout, version: self.next_lane_version() });
         self.changed.insert(endpoint);
-        self.record(endpoint, Recorded::Nothing, lane, false, After::Nothing);
+        self.record(endpoint, Recorded::Nothing, lane, None, After::Nothing);
     }
 }

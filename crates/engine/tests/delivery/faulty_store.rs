@@ -11,8 +11,8 @@ use posthaste_core::time::Timestamp;
 use posthaste_store::{
     Answer, Applied, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command, Commanded,
     Commands, Configured, DeliveryQuery, DeliveryRow, EndpointQuery, Error, EventQuery, EventRow, Feed, HandedOver, Housekeeping,
-    Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record,
-    RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow, SealedValues, StatisticsQuery, StatisticsStep, Store,
+    Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NodeId, Overdue, Page, Partition, PlaceQuery, Published,
+    Record, RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow, SealedValues, StatisticsQuery, StatisticsStep, Store,
     StoredEndpoint, StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
 };
 
@@ -142,6 +142,7 @@ impl Store for FaultyStore {
         handed_over_left(deliveries: Vec<Seq>) -> Vec<Seq>;
         statistics(query: StatisticsQuery) -> Vec<StatisticsStep>;
         backlog(query: BacklogQuery) -> Backlog;
+        ahead(query: PlaceQuery) -> Option<u64>;
         delivery(id: DeliveryId) -> Option<DeliveryRow>;
         deliveries(query: DeliveryQuery) -> Page<DeliveryRow>;
         made_after(query: MadeAfter) -> Vec<Seq>;

@@ -7,7 +7,9 @@ use tokio::time::timeout;
 
 use super::finding::Finding;
 use crate::keys::existing_master_key;
+use crate::serve::egress_policy;
 use crate::settings::Settings;
+use crate::unreachable::Unreachable;
 
 /// What a server would wait for several times, and somebody who has asked what is wrong would not.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -61,7 +63,8 @@ fn keyring(settings: &Settings) -> anyhow::Result<Option<Keyring>> {
 }
 
 fn told(examined: &Examined, settings: &Settings) -> Vec<Finding> {
-    let Examined { version, schema, master_key, sealed, clock_skew, clock_jumped_by, has_unread_log, troubles } = examined;
+    let Examined { version, schema, master_key, sealed, clock_skew, clock_jumped_by, has_unread_log, endpoint_urls, troubles } =
+        examined;
     let mut findings: Vec<Finding> = troubles.iter().map(|trouble| Finding::wrong_as_told("database", trouble)).collect();
     if findings.is_empty() {
         let place = if settings.database_url.is_some() { String::new() } else { format!(" in {}", settings.data_dir.display()) };
@@ -76,7 +79,28 @@ fn told(examined: &Examined, settings: &Settings) -> Vec<Finding> {
     findings.extend(sealed.as_ref().and_then(of_sealed_values));
     findings.extend(clock_skew.map(of_skew));
     findings.extend(clock_jumped_by.map(of_jump));
+    findings.push(of_endpoints(endpoint_urls, settings));
     findings
+}
+
+/// Whether deliveries may go where they are meant to.
+fn of_endpoints(urls: &[String], settings: &Settings) -> Finding {
+    let check = "endpoints";
+    let (policy, mut unreachable) = (egress_policy(settings), Unreachable::default());
+    for url in urls {
+        unreachable.add(&policy, url);
+    }
+    match unreachable {
+        Unreachable { count, first: Some(rule) } => Finding::warning(
+            check,
+            format!(
+                "{count} of {} cannot be reached under the present settings, and their deliveries are held: {rule}",
+                urls.len()
+            ),
+            "set allow_http and allow_networks as before, or give the endpoints another URL",
+        ),
+        Unreachable { first: None, .. } => Finding::ok(check, format!("deliveries may go to the URLs of all {}", urls.len())),
+    }
 }
 
 fn of_schema(schema: Schema) -> Finding {

@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use posthaste_core::event::TypePatterns;
 use posthaste_core::id::TenantId;
 use posthaste_core::quiet_hours::{Days, TimeOfDay, Window};
+use posthaste_core::retry::AlsoStatus;
 use posthaste_notify::mail_server::MailServer;
 use posthaste_store::{MasterKey, SecretText};
 use posthaste_traces::{Collector, CollectorHeader};
@@ -80,6 +81,17 @@ where
     Rule::new(Kind::Number, format!("a number from {min} to {max}"), move |text| {
         let read: Option<T> = text.replace('_', "").parse().ok();
         read.filter(|value| min <= *value && *value <= max).ok_or_else(String::new)
+    })
+}
+
+/// A status that is not worth another try by itself, or the class of them.
+pub(crate) fn also_status() -> Rule<AlsoStatus> {
+    Rule::new(Kind::Text, "a number from 400 to 499, or 4xx for all of them but 410", |text| {
+        if text == AlsoStatus::CLIENT_ERRORS {
+            return Ok(AlsoStatus::ClientErrors);
+        }
+        let status: Option<u16> = text.parse().ok();
+        status.filter(|status| (400..=499).contains(status)).map(AlsoStatus::One).ok_or_else(String::new)
     })
 }
 

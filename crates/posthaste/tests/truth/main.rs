@@ -3,4 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
 
 mod changes;
+mod estimates;
+mod health;
 mod server;
+mod standing;

@@ -16,7 +16,7 @@ use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use posthaste_checker::caller::{Answered, Caller};
 use posthaste_checker::server::{Process, Program};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 const MASTER_KEY: &str = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=";
@@ -71,6 +71,11 @@ impl Server {
         self.process = Some(process);
     }
 
+    /// `kill -9`.
+    pub(crate) fn kill(&mut self) {
+        self.process.take().unwrap().kill().unwrap();
+    }
+
     pub(crate) fn caller(&self) -> Caller {
         Caller::new(self.program.listen, &self.program.admin_key)
     }
@@ -104,7 +109,7 @@ impl Arrival {
     }
 }
 
-/// Answers everything with one status.
+/// Answers everything with one status, except what goes to operators: that is taken.
 pub(crate) struct Receiver {
     address: std::net::SocketAddr,
     status: AtomicU16,
@@ -137,6 +142,11 @@ impl Receiver {
         format!("http://{}/{path}", self.address)
     }
 
+    /// What everything is answered with from now on.
+    pub(crate) fn answer(&self, status: u16) {
+        self.status.store(status, Ordering::Relaxed);
+    }
+
     /// Those whose path begins like this.
     pub(crate) fn arrivals(&self, path: &str) -> Vec<Arrival> {
         self.arrivals.lock().iter().filter(|arrival| arrival.path.starts_with(path)).cloned().collect()
@@ -144,6 +154,20 @@ impl Receiver {
 
     pub(crate) fn of(&self, path: &str, event: &str) -> Option<Arrival> {
         self.arrivals(path).into_iter().find(|arrival| arrival.event() == event)
+    }
+
+    /// Waits for so many at paths that begin like this.
+    pub(crate) async fn wait_for_count(&self, path: &str, count: usize) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let arrived = self.arrived.notified();
+            let arrivals = self.arrivals(path).len();
+            if arrivals >= count {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{arrivals} of {count} have arrived at {path}");
+            let _ = tokio::time::timeout(Duration::from_secs(1), arrived).await;
+        }
     }
 
     /// Waits for an event at a path that begins like this.
@@ -169,11 +193,14 @@ async fn receive(
     let text = |value: &http::HeaderValue| value.to_str().unwrap_or_default().to_owned();
     let headers = request.headers().iter().map(|(name, value)| (name.to_string(), text(value))).collect();
     if let Ok(body) = request.into_body().collect().await {
+        let path = path.clone();
         receiver.arrivals.lock().push(Arrival { at, path, headers, body: body.to_bytes() });
         receiver.arrived.notify_waiters();
     }
+    let is_taken = path.starts_with("/operators");
     let mut response = http::Response::new(Full::default());
-    *response.status_mut() = http::StatusCode::from_u16(receiver.status.load(Ordering::Relaxed)).unwrap();
+    *response.status_mut() =
+        http::StatusCode::from_u16(if is_taken { 200 } else { receiver.status.load(Ordering::Relaxed) }).unwrap();
     Ok(response)
 }
 
@@ -198,6 +225,20 @@ impl Client {
 
     pub(crate) async fn post(&mut self, path: &str, body: Value) -> Value {
         self.ok(Method::POST, path, body).await.json()
+    }
+
+    pub(crate) async fn put(&mut self, path: &str, body: Value) -> Value {
+        self.ok(Method::PUT, path, body).await.json()
+    }
+
+    /// Publishes so many, in batches.
+    pub(crate) async fn publish_many(&mut self, tenant: &str, count: usize) {
+        let event = json!({"type": "order.paid", "tenant": tenant, "data": {}});
+        for begin in (0..count).step_by(1_000) {
+            let batch = vec![event.clone(); (count - begin).min(1_000)];
+            let answer = self.post("/v1/events/batch", Value::from(batch)).await;
+            assert_eq!(answer["rejected"], 0, "{answer}");
+        }
     }
 
     pub(crate) async fn patch(&mut self, path: &str, body: Value) -> Value {

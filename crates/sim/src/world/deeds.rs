@@ -355,6 +355,7 @@ impl World {
                 let rows = numbers.map(|number| self.store.delivery_row(number, &self.endpoints, &self.tenants)).collect();
                 StoreReply::Deliveries(Page { rows, next: None })
             }
+            StoreCall::Count => StoreReply::Count { is_more: false },
             StoreCall::Statistics(query) => {
                 let endpoint = endpoint_number(query.endpoint.expect("one is asked about"));
                 StoreReply::Statistics(self.store.statistics(endpoint, query.from, query.to).into_iter().collect())

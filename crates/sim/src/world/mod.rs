@@ -709,6 +709,7 @@ impl World {
         let config = &endpoint.config;
         let lane = shown.as_ref().map_or(LaneFacts::of(config.status), |shown| LaneFacts {
             status: config.status,
+            is_blocked: shown.blocked.is_some(),
             breaker: shown.memory.breaker,
             schedule: config.schedule.as_ref(),
             rate_limit: config.rate_limit.map(|limit| (limit, shown.memory.bucket)),

@@ -439,7 +439,7 @@ impl Store {
             }
         }
         let may_write = is_owner && holding.owner == Some(writer) || promised.is_some_and(|promised| promised.by == writer);
-        let disables = record.disables_endpoint && !is_late;
+        let disables = record.disables_endpoint.is_some() && !is_late;
         Committed { result: RecordedAs::Done, is_late, is_forbidden: !may_write, disables }
     }
 

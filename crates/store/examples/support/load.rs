@@ -106,7 +106,7 @@ pub(crate) async fn run(database: &Database, callers: usize, batch: usize, secon
                 endpoint,
                 recorded: Recorded::Attempt { seq, attempt: attempt(store.as_ref()), state: State::Delivered { at: store.now() } },
                 lane: None,
-                disables_endpoint: false,
+                disables_endpoint: None,
             });
             let answers = store.record(records.collect()).await.unwrap();
             assert!(answers.iter().all(|answer| *answer == RecordedAs::Done), "{answers:?}");

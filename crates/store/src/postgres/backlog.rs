@@ -2,12 +2,13 @@
 
 use posthaste_core::id::EndpointId;
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 
 use super::connection::{Connection, Problem};
 use super::{Database, row};
 use crate::backlog::is_cut_off;
-use crate::columns::{class, limit, unsigned};
-use crate::{Backlog, BacklogQuery, Error, LaneBacklog, Waiting, Whose};
+use crate::columns::{class, limit, signed, unsigned};
+use crate::{Backlog, BacklogQuery, Error, LaneBacklog, PlaceQuery, Waiting, Whose};
 
 /// So many lanes are counted by one statement: few enough that the bound on rows is kept to, many enough to be quick.
 const LANES_AT_ONCE: usize = 16;
@@ -41,6 +42,23 @@ impl Database {
             backlog.lanes.extend(lanes);
         }
         Ok(backlog)
+    }
+
+    pub(super) async fn ahead(&self, query: PlaceQuery) -> Result<Option<u64>, Error> {
+        let query = &query;
+        let queues: Vec<(u64, u64)> = self
+            .read(|connection| async move {
+                let (timestamp, seq) = query.older_than;
+                let endpoint = query.endpoint.to_bytes().to_vec();
+                let (due_by, rows_max) = (query.due_by.as_millis(), limit(query.rows_per_queue_max));
+                let parameters: [&(dyn ToSql + Sync); 5] = [&endpoint, &due_by, &timestamp.as_millis(), &signed(seq), &rows_max];
+                let rows = connection.query(SELECT_AHEAD, &parameters).await?;
+                let queue = |row| Ok((unsigned(row::column(row, "n")?), unsigned(row::column(row, "ahead")?)));
+                Ok(rows.iter().map(queue).collect::<Result<_, Error>>()?)
+            })
+            .await?;
+        let is_whole = queues.iter().all(|(rows, _)| *rows < query.rows_per_queue_max as u64);
+        Ok(is_whole.then(|| queues.iter().map(|(_, ahead)| ahead).sum()))
     }
 }
 
@@ -89,3 +107,15 @@ const SELECT_WAITING: &str = "SELECT lane.endpoint, q.class, q.is_due, q.is_trie
          ORDER BY d.ordering_key, d.seq LIMIT $3) k) q
      GROUP BY lane.endpoint, q.class, q.is_due, q.is_tried, q.is_head
      ORDER BY lane.endpoint, q.class, q.is_due, q.is_tried, q.is_head";
+/// Queue by queue: how many rows were looked at, and how many of them go first.
+const SELECT_AHEAD: &str = "WITH fresh AS (SELECT seq, timestamp_ms, due_at_ms FROM deliveries
+         WHERE endpoint = $1 AND status = 'waiting' AND NOT is_later AND ordering_key IS NULL LIMIT $5),
+       later AS (SELECT seq, timestamp_ms, due_at_ms FROM deliveries
+         WHERE endpoint = $1 AND status = 'waiting' AND is_later AND ordering_key IS NULL LIMIT $5),
+       keyed AS (SELECT seq, timestamp_ms, due_at_ms FROM deliveries
+         WHERE endpoint = $1 AND status = 'waiting' AND ordering_key IS NOT NULL LIMIT $5)
+     SELECT count(*) AS n, count(*) FILTER (WHERE due_at_ms <= $2 AND (timestamp_ms, seq) < ($3, $4)) AS ahead FROM fresh
+     UNION ALL
+     SELECT count(*), count(*) FILTER (WHERE due_at_ms <= $2 AND (timestamp_ms, seq) < ($3, $4)) FROM later
+     UNION ALL
+     SELECT count(*), count(*) FILTER (WHERE due_at_ms <= $2 AND (timestamp_ms, seq) < ($3, $4)) FROM keyed";

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use posthaste_core::catalogue;
 use posthaste_core::endpoint::{Endpoint, Headers};
 use posthaste_core::event::EventType;
+use posthaste_core::health::DisableReason;
 use posthaste_core::id::{EndpointId, EndpointUid, KeyId, TenantId};
 use posthaste_core::tenant::Tenant;
 use posthaste_core::time::Timestamp;
@@ -557,14 +558,19 @@ const INSERT_AUDIT: &str = "INSERT INTO audit (at_ms, actor, address, action, su
                             VALUES ($1, $2, $3, $4, $5, $6, $7, $8)";
 
 /// Disables an endpoint with the attempt that said so, or that was one too many.
-pub(super) async fn disable_endpoint(connection: &Connection, id: EndpointId, now: Timestamp) -> Result<(), Problem> {
+pub(super) async fn disable_endpoint(
+    connection: &Connection,
+    id: EndpointId,
+    reason: DisableReason,
+    now: Timestamp,
+) -> Result<(), Problem> {
     take_lock(connection).await?;
     let disabled = connection.query_opt(DISABLE_ENDPOINT, &[&id.to_bytes().as_slice(), &now.as_millis()]).await?;
     if let Some(row) = disabled {
         let tenant = row::parsed(&row, "tenant", TenantId::parse)?;
         touch_tenant(connection, &tenant, now).await?;
         // Together with it: whoever tells people of it finds it here, whatever happens in between.
-        write_audit(connection, &Audit::auto_disabled(id, &tenant), now).await?;
+        write_audit(connection, &Audit::auto_disabled(id, &tenant, reason), now).await?;
         raise(connection, "configuration").await?;
     }
     Ok(())

@@ -5,8 +5,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::connection::{self, Connection, Connections, Problem, Use};
 use super::migrations::STEPS;
 use super::{Postgres, SELECT_MASTER_KEY, SELECT_SETTINGS, configuration, row, unfit};
-use crate::columns::corrupt;
-use crate::examination::{Examined, MasterKeyFit, Schema};
+use crate::columns::{corrupt, limit};
+use crate::examination::{ENDPOINTS_MAX, Examined, MasterKeyFit, Schema};
 use crate::{Error, Keyring};
 
 impl Postgres {
@@ -40,6 +40,7 @@ async fn look(connection: &Connection, keyring: Option<&Keyring>) -> Result<Exam
         Some(_) | None => None,
     };
     let known = STEPS.last().expect("there are steps").version;
+    let endpoint_urls = if has_tables { endpoint_urls(connection).await? } else { vec![] };
     Ok(Examined {
         version: format!("PostgreSQL {}", row::text(&version, "words")?),
         schema: Schema::of(stored, known),
@@ -48,6 +49,7 @@ async fn look(connection: &Connection, keyring: Option<&Keyring>) -> Result<Exam
         clock_skew: Some(skew),
         clock_jumped_by: None,
         has_unread_log: false,
+        endpoint_urls,
         troubles,
     })
 }
@@ -69,11 +71,21 @@ async fn stored(connection: &Connection) -> Result<Stored, Problem> {
     Ok((schema, sealed_with))
 }
 
+/// None while the tables are being made.
+async fn endpoint_urls(connection: &Connection) -> Result<Vec<String>, Problem> {
+    if connection.query_opt("SELECT 1 WHERE to_regclass('endpoints') IS NOT NULL", &[]).await?.is_none() {
+        return Ok(vec![]);
+    }
+    let rows = connection.query(SELECT_URLS, &[&limit(ENDPOINTS_MAX)]).await?;
+    Ok(rows.iter().map(|row| row::text(row, "url").map(str::to_owned)).collect::<Result<_, Error>>()?)
+}
+
 fn since_1970_micros() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
 }
 
+const SELECT_URLS: &str = "SELECT url FROM endpoints WHERE deleted_at_ms IS NULL AND status <> 'disabled' LIMIT $1";
 const SELECT_VERSION: &str = "SELECT current_setting('server_version') AS words";
 const SELECT_CLOCK: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS micros";
 const SELECT_HAS_TABLES: &str = "SELECT to_regclass('schema') IS NOT NULL AS has_tables";

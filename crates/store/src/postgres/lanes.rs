@@ -350,9 +350,9 @@ impl Database {
         let connection = self.connection(Use::Committing).await?;
         let id = rand::random::<CommitId>();
         let slow = || Problem::Store(Error::unavailable("the database does not answer"));
-        let disables = |place: &usize| records[*place].disables_endpoint && !are_late;
+        let disables = |place: &usize| records[*place].disables_endpoint.filter(|_| !are_late);
         let has_audit = |place: &usize| audit_of(records[*place]).is_some();
-        let has_more_to_do = are_late || places.iter().any(|place| disables(place) || has_audit(place));
+        let has_more_to_do = are_late || places.iter().any(|place| disables(place).is_some() || has_audit(place));
         // Two of the same delivery are written one after the other.
         let rounds = rounds(records, places);
         let is_one_statement = rounds.len() == 1 && !has_more_to_do;
@@ -415,8 +415,9 @@ impl Database {
                     let seqs: Vec<i64> = done.iter().filter_map(|place| seq_of(records[*place])).collect();
                     connection.execute(DELETE_HANDED_OVER, &[&seqs]).await?;
                 }
-                for endpoint in done.iter().filter(|place| disables(place)).map(|place| records[*place].endpoint) {
-                    configuration::disable_endpoint(&connection, endpoint, self.clock_now()).await?;
+                for (place, reason) in done.iter().filter_map(|place| disables(place).map(|reason| (place, reason))) {
+                    let endpoint = records[*place].endpoint;
+                    configuration::disable_endpoint(&connection, endpoint, reason, self.clock_now()).await?;
                 }
                 for audit in done.iter().filter_map(|place| audit_of(records[*place])) {
                     configuration::write_audit(&connection, audit, self.clock_now()).await?;
@@ -722,7 +723,7 @@ mod tests {
             endpoint: EndpointId::from_bytes([1; 16]),
             recorded: seq.map_or(Recorded::Nothing, |seq| Recorded::Moved { seq, state: State::Waiting { due: at }, audit: None }),
             lane: None,
-            disables_endpoint: false,
+            disables_endpoint: None,
         };
         let records = [Some(7), None, Some(8), Some(7), Some(9), Some(9)].map(record);
         let records: Vec<&Record> = records.iter().collect();

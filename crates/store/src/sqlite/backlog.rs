@@ -6,12 +6,16 @@ use rusqlite::{Connection, named_params, params};
 use super::lanes::{place, queue};
 use super::{Sqlite, lanes, row};
 use crate::backlog::is_cut_off;
-use crate::columns::{class, limit, unsigned};
-use crate::{Backlog, BacklogQuery, Error, LaneBacklog, Waiting, Whose};
+use crate::columns::{class, limit, signed, unsigned};
+use crate::{Backlog, BacklogQuery, Error, LaneBacklog, PlaceQuery, Waiting, Whose};
 
 impl Sqlite {
     pub(super) async fn backlog(&self, query: BacklogQuery) -> Result<Backlog, Error> {
         self.read(move |connection| backlog(connection, &query)).await
+    }
+
+    pub(super) async fn ahead(&self, query: PlaceQuery) -> Result<Option<u64>, Error> {
+        self.read(move |connection| ahead(connection, &query)).await
     }
 }
 
@@ -54,6 +58,21 @@ fn backlog(connection: &Connection, query: &BacklogQuery) -> Result<Backlog, Err
     Ok(backlog)
 }
 
+fn ahead(connection: &Connection, query: &PlaceQuery) -> Result<Option<u64>, Error> {
+    let mut select = connection.prepare_cached(SELECT_AHEAD)?;
+    let rows = select.query(named_params! {
+        ":endpoint": query.endpoint.to_bytes(),
+        ":due_by": query.due_by.as_millis(),
+        ":timestamp": query.older_than.0.as_millis(),
+        ":seq": signed(query.older_than.1),
+        ":rows": limit(query.rows_per_queue_max),
+    })?;
+    let queues: Vec<(u64, u64)> =
+        row::all(rows, |row| Ok((unsigned(row::column(row, "n")?), unsigned(row::column(row, "ahead")?))))?;
+    let is_whole = queues.iter().all(|(rows, _)| *rows < query.rows_per_queue_max as u64);
+    Ok(is_whole.then(|| queues.iter().map(|(_, ahead)| ahead).sum()))
+}
+
 /// Deleted ones too, until what waits there is cancelled.
 fn of_tenant(connection: &Connection, tenant: &TenantId, lanes_max: usize) -> Result<Vec<EndpointId>, Error> {
     let mut select = connection.prepare_cached("SELECT id FROM endpoints WHERE tenant = ?1 ORDER BY id DESC LIMIT ?2")?;
@@ -85,4 +104,25 @@ const SELECT_WAITING: &str = concat!(
     place!(""),
     ", seq LIMIT :rows))
      GROUP BY class, is_due, is_tried, is_head ORDER BY class, is_due, is_tried, is_head"
+);
+/// Queue by queue: how many rows were looked at, and how many of them go first.
+const SELECT_AHEAD: &str = concat!(
+    "WITH fresh AS (SELECT seq, timestamp_ms, due_at_ms
+         FROM deliveries INDEXED BY deliveries_queued WHERE endpoint = :endpoint AND status = 'waiting' AND ",
+    queue!(""),
+    " BETWEEN 0 AND 2 LIMIT :rows),
+       later AS (SELECT seq, timestamp_ms, due_at_ms
+         FROM deliveries INDEXED BY deliveries_queued WHERE endpoint = :endpoint AND status = 'waiting' AND ",
+    queue!(""),
+    " BETWEEN 3 AND 5 LIMIT :rows),
+       keyed AS (SELECT seq, timestamp_ms, due_at_ms
+         FROM deliveries INDEXED BY deliveries_queued WHERE endpoint = :endpoint AND status = 'waiting' AND ",
+    queue!(""),
+    " = 6 LIMIT :rows)
+     SELECT count(*) AS n, count(*) FILTER (WHERE due_at_ms <= :due_by AND (timestamp_ms, seq) < (:timestamp, :seq)) AS ahead
+       FROM fresh
+     UNION ALL
+     SELECT count(*), count(*) FILTER (WHERE due_at_ms <= :due_by AND (timestamp_ms, seq) < (:timestamp, :seq)) FROM later
+     UNION ALL
+     SELECT count(*), count(*) FILTER (WHERE due_at_ms <= :due_by AND (timestamp_ms, seq) < (:timestamp, :seq)) FROM keyed"
 );

@@ -3,6 +3,7 @@
 use posthaste_core::catalogue;
 use posthaste_core::endpoint::{Endpoint, Headers};
 use posthaste_core::event::EventType;
+use posthaste_core::health::DisableReason;
 use posthaste_core::id::{EndpointId, EndpointUid, KeyId, TenantId};
 use posthaste_core::tenant::Tenant;
 use posthaste_core::time::Timestamp;
@@ -450,7 +451,13 @@ pub(super) fn write_audit(connection: &Connection, audit: &Audit, now: Timestamp
 }
 
 /// Disables an endpoint with the attempt that said so, or that was one too many.
-pub(super) fn disable_endpoint(connection: &Connection, state: &mut State, id: EndpointId, now: Timestamp) -> Result<(), Error> {
+pub(super) fn disable_endpoint(
+    connection: &Connection,
+    state: &mut State,
+    id: EndpointId,
+    reason: DisableReason,
+    now: Timestamp,
+) -> Result<(), Error> {
     let mut update = connection.prepare_cached(
         "UPDATE endpoints SET status = 'disabled', paused_until_ms = NULL, version = version + 1, updated_at_ms = ?2
          WHERE id = ?1 AND status <> 'disabled' AND deleted_at_ms IS NULL RETURNING tenant",
@@ -460,7 +467,7 @@ pub(super) fn disable_endpoint(connection: &Connection, state: &mut State, id: E
     if let Some(tenant) = tenant {
         touch_tenant(connection, &tenant, now)?;
         // Together with it: whoever tells people of it finds it here, whatever happens in between.
-        write_audit(connection, &Audit::auto_disabled(id, &tenant), now)?;
+        write_audit(connection, &Audit::auto_disabled(id, &tenant, reason), now)?;
         raise(connection, "configuration")?;
         state.forget_versions();
     }

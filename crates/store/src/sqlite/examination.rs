@@ -9,7 +9,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension};
 use super::file::{CHECKED_BYTES_MAX, DATABASE, LOCK, MARKER, commit_number, connect_to_read, log_bytes, marked};
 use super::migrations::STEPS;
 use super::{Sqlite, clock, file};
-use crate::examination::{Examined, MasterKeyFit, Schema};
+use crate::examination::{ENDPOINTS_MAX, Examined, MasterKeyFit, Schema};
 use crate::{Error, Keyring};
 
 impl Sqlite {
@@ -35,6 +35,7 @@ impl Sqlite {
                 clock_skew: None,
                 clock_jumped_by: None,
                 has_unread_log: false,
+                endpoint_urls: vec![],
                 troubles,
             }));
         }
@@ -60,7 +61,19 @@ impl Sqlite {
         let clock_jumped_by = clock::jumped_by(&connection);
         // A table that is not there, or damaged, is told elsewhere.
         let sealed = keyring.and_then(|keyring| file::sealed_values(&connection, keyring).ok());
-        Ok(Some(Examined { version, schema, master_key, sealed, clock_skew: None, clock_jumped_by, has_unread_log, troubles }))
+        // There may be no such table yet.
+        let endpoint_urls = endpoint_urls(&connection).unwrap_or_default();
+        Ok(Some(Examined {
+            version,
+            schema,
+            master_key,
+            sealed,
+            clock_skew: None,
+            clock_jumped_by,
+            has_unread_log,
+            endpoint_urls,
+            troubles,
+        }))
     }
 
     /// The process that owns this directory, as far as this one can see it. The lock itself is not touched: whoever starts in
@@ -75,6 +88,11 @@ impl Sqlite {
     pub fn was_left_open(data_dir: &Path) -> bool {
         data_dir.join(file::MARKER).exists()
     }
+}
+
+fn endpoint_urls(connection: &Connection) -> Result<Vec<String>, rusqlite::Error> {
+    let select = "SELECT url FROM endpoints WHERE deleted_at_ms IS NULL AND status <> 'disabled' LIMIT ?1";
+    connection.prepare(select)?.query_map([crate::columns::limit(ENDPOINTS_MAX)], |row| row.get("url"))?.collect()
 }
 
 /// `1: FLOCK  ADVISORY  WRITE 4711 fe:00:1310808 0 EOF`. The device is not compared: some file systems show another one to `stat`.

@@ -308,8 +308,8 @@ fn record(store: &Sqlite, turn: &Turn<'_>, state: &mut State, record: &Record) -
             signed(*version)
         ])?;
     }
-    if record.disables_endpoint {
-        configuration::disable_endpoint(turn, state, record.endpoint, store.clock_now())?;
+    if let Some(reason) = record.disables_endpoint {
+        configuration::disable_endpoint(turn, state, record.endpoint, reason, store.clock_now())?;
     }
     Ok(RecordedAs::Done)
 }

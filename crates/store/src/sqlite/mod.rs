@@ -239,9 +239,9 @@ mod verbs {
     use crate::{
         Answer, Applied, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command,
         Commanded, Commands, Configured, DeliveryQuery, DeliveryRow, EndpointQuery, EventQuery, EventRow, HandedOver, Housekeeping,
-        Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NodeId, Overdue, Page, Partition, Published, Record,
-        RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow, SealedValues, StatisticsQuery, StatisticsStep, Store,
-        StoredEndpoint, StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
+        Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NodeId, Overdue, Page, Partition, PlaceQuery,
+        Published, Record, RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow, SealedValues, StatisticsQuery,
+        StatisticsStep, Store, StoredEndpoint, StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
     };
 
     impl Store for Sqlite {
@@ -327,6 +327,7 @@ mod verbs {
             count() -> bool;
             statistics(query: StatisticsQuery) -> Vec<StatisticsStep>;
             backlog(query: BacklogQuery) -> Backlog;
+            ahead(query: PlaceQuery) -> Option<u64>;
             restamp(endpoint: EndpointId, after: Seq, limit: usize) -> Option<Seq>;
             delivery(id: DeliveryId) -> Option<DeliveryRow>;
             deliveries(query: DeliveryQuery) -> Page<DeliveryRow>;

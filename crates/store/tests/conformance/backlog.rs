@@ -11,6 +11,7 @@ use crate::world::{World, key, later, new_event};
 crate::conform! {
     what_waits_is_told_apart_by_what_decides_why
     a_backlog_that_is_too_large_is_counted_in_part_and_says_so
+    what_is_older_and_due_is_ahead
 }
 
 fn query(world: &World) -> BacklogQuery {
@@ -79,4 +80,28 @@ async fn a_backlog_that_is_too_large_is_counted_in_part_and_says_so(world: World
     let tenant = world.store.endpoint(acme).await.unwrap().unwrap().endpoint.tenant;
     let few = world.store.backlog(BacklogQuery { whose: Whose::Tenant(tenant), lanes_max: 2, ..query(&world) }).await.unwrap();
     assert_eq!((few.lanes.len(), few.is_whole), (2, false));
+}
+
+async fn what_is_older_and_due_is_ahead(world: World) {
+    let endpoint = world.endpoint("acme").await;
+    world.endpoint("globex").await;
+    world.delivery("globex").await;
+    for _ in 0..3 {
+        world.delivery("acme").await;
+    }
+    let due = later(world.store.now(), 3600);
+    let failed = world.delivery("acme").await;
+    assert_eq!(world.try_once(&failed, 1, 500, State::Waiting { due }).await, RecordedAs::Done);
+    let mut event = world.event("acme", "order.paid");
+    event.ordering_key = key("one");
+    world.delivery_of(event).await;
+    let ended = world.delivery("acme").await;
+    world.deliver(&ended).await;
+    let last = world.delivery("acme").await;
+    world.delivery("acme").await;
+    let now = later(world.store.now(), 1);
+    let query = PlaceQuery { endpoint: endpoint.id, older_than: (last.timestamp, last.seq), due_by: now, rows_per_queue_max: 6 };
+    assert_eq!(world.store.ahead(query.clone()).await.unwrap(), Some(4), "three that are fresh, and one with a key");
+    assert_eq!(world.store.ahead(PlaceQuery { due_by: due, ..query.clone() }).await.unwrap(), Some(5));
+    assert_eq!(world.store.ahead(PlaceQuery { rows_per_queue_max: 5, ..query }).await.unwrap(), None, "there may be more");
 }

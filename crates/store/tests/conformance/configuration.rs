@@ -67,7 +67,7 @@ async fn an_owner_takes_endpoints_up_with_all_it_needs_and_hears_of_changes(worl
         endpoint: first.id,
         recorded: Recorded::Nothing,
         lane: Some(lane.clone()),
-        disables_endpoint: false,
+        disables_endpoint: None,
     };
     assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordedAs::Done]);
     world.configure(Change::DeleteEndpoint { endpoint: second.id }).await.unwrap();

@@ -7,6 +7,7 @@ use posthaste_core::circuit::Breaker;
 use posthaste_core::delivery::{CancelReason, DeadReason, Outcome, State};
 use posthaste_core::endpoint::Status;
 use posthaste_core::event::{Event, Timing};
+use posthaste_core::health::DisableReason;
 use posthaste_core::scheduler::{Class, LaneMemory, Want};
 use posthaste_core::timeout::Adaptive;
 use posthaste_store::*;
@@ -290,10 +291,12 @@ async fn a_410_disables_with_the_attempt_that_said_so(world: World) {
     let number = world.store.configuration_number().await.unwrap();
     let state = State::Dead { at: world.store.now(), reason: DeadReason::EndpointGone };
     let recorded = Recorded::Attempt { seq: delivery.seq, attempt: world.attempt(1, 410), state };
-    let record = Record { disables_endpoint: true, ..world.record(&delivery, recorded) };
+    let record = Record { disables_endpoint: Some(DisableReason::Gone), ..world.record(&delivery, recorded) };
     assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordedAs::Done]);
     assert_eq!(world.store.endpoint(endpoint.id).await.unwrap().unwrap().endpoint.status, Status::Disabled);
     assert!(world.store.configuration_number().await.unwrap() > number, "others hear of it");
+    let audit = world.store.audit(None, None, 1).await.unwrap().remove(0).audit;
+    assert_eq!((audit.action.as_str(), audit.disable_reason()), (AUTO_DISABLED, Some(DisableReason::Gone)));
     assert_eq!(world.publish(world.event("acme", "order.paid")).await, Published::Made { deliveries: 0 });
 }
 

@@ -176,7 +176,7 @@ impl World {
             endpoint: delivery.endpoint,
             recorded,
             lane: None,
-            disables_endpoint: false,
+            disables_endpoint: None,
         }
     }
 

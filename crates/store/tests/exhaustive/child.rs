@@ -207,7 +207,7 @@ async fn writes_until_it_is_killed() {
                     state: State::Delivered { at: store.now() },
                 },
                 lane: None,
-                disables_endpoint: false,
+                disables_endpoint: None,
             });
             let _ = store.record(records.collect()).await;
         }

@@ -161,7 +161,7 @@ async fn f22_an_answer_to_a_commit_that_was_lost_is_found_out() {
             endpoint: id,
             recorded: Recorded::Attempt { seq, attempt: attempt(&store, 1), state },
             lane: None,
-            disables_endpoint: false,
+            disables_endpoint: None,
         };
         assert_eq!(store.record(vec![record.clone()]).await.unwrap(), [RecordedAs::Done], "{cut:?}");
         assert_eq!(store.record(vec![record]).await.unwrap(), [RecordedAs::MovedOn]);
@@ -331,7 +331,7 @@ async fn i3_answers_are_true_whatever_is_cut() {
                             state: State::Delivered { at: store.now() },
                         },
                         lane: None,
-                        disables_endpoint: false,
+                        disables_endpoint: None,
                     })
                     .collect();
                 match store.record(records).await {

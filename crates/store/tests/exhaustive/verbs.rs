@@ -174,7 +174,10 @@ const CASES: &[Case] = &[
         act: act!(|facts| {
             let state = State::Cancelled { at: facts.store.now(), reason: CancelReason::Requested };
             let recorded = Recorded::Moved { seq: facts.waiting.seq, state, audit: Some(Box::new(audit())) };
-            facts.store.record(vec![Record { disables_endpoint: true, ..record(facts, &facts.waiting, recorded) }])
+            facts.store.record(vec![Record {
+                disables_endpoint: Some(posthaste_core::health::DisableReason::Gone),
+                ..record(facts, &facts.waiting, recorded)
+            }])
         }),
         look: "SELECT (SELECT count(*) FROM deliveries WHERE status = 'cancelled') || ' ' || (SELECT status FROM endpoints) || ' ' || (SELECT count(*) FROM audit)",
         before: "0 active 4",
@@ -357,6 +360,7 @@ const READING: &[&str] = &[
     "lanes_shown",
     "statistics",
     "backlog",
+    "ahead",
     "delivery",
     "deliveries",
     "made_after",
@@ -432,7 +436,7 @@ fn attempt(store: &dyn Store, number: u32) -> Box<AttemptRecord> {
 }
 
 fn record(facts: &Facts, row: &DeliveryRow, recorded: Recorded) -> Record {
-    Record { partition: row.partition, epoch: facts.epoch, endpoint: row.endpoint, recorded, lane: None, disables_endpoint: false }
+    Record { partition: row.partition, epoch: facts.epoch, endpoint: row.endpoint, recorded, lane: None, disables_endpoint: None }
 }
 
 fn replay(id: [u8; 16]) -> NewReplay {
@@ -498,7 +502,7 @@ async fn prepare(store: Arc<dyn Store>) {
                 endpoint: endpoint.id,
                 recorded,
                 lane: None,
-                disables_endpoint: false,
+                disables_endpoint: None,
             };
             store.record(vec![record]).await.unwrap();
         }
