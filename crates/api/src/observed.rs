@@ -8,7 +8,6 @@ use std::time::Duration;
 use posthaste_core::admission::LaneFacts;
 use posthaste_core::bucket::Bucket;
 use posthaste_core::circuit::Breaker;
-use posthaste_core::delivery::State;
 use posthaste_core::endpoint::{Policies, Status};
 use posthaste_core::health::Health;
 use posthaste_core::id::{DeliveryId, EndpointId};

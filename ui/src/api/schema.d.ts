@@ -676,6 +676,25 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/sessions": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Who is calling, and what they may do. */
+        get: operations["readSession"];
+        put?: never;
+        /** Exchange the API key in the `Authorization` header for a cookie. It lasts a day, and ends with its key. */
+        post: operations["createSession"];
+        /** Remove the session's cookie from the browser. */
+        delete: operations["endSession"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/stats": {
         parameters: {
             query?: never;
@@ -745,25 +764,6 @@ export interface paths {
         head?: never;
         /** Change what is given; `null` goes back to the default. */
         patch: operations["changeTenant"];
-        trace?: never;
-    };
-    "/v1/sessions": {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        /** Who is calling, and what they may do. */
-        get: operations["readSession"];
-        put?: never;
-        /** Exchange the API key in the `Authorization` header for a cookie. It lasts a day, and ends with its key. */
-        post: operations["createSession"];
-        /** Remove the session's cookie from the browser. */
-        delete: operations["endSession"];
-        options?: never;
-        head?: never;
-        patch?: never;
         trace?: never;
     };
 }
@@ -1188,6 +1188,8 @@ export interface components {
         /** @description By hold reason. */
         HeldByReason: {
             /** Format: int64 */
+            blocked: number;
+            /** Format: int64 */
             circuit_open: number;
             /** Format: int64 */
             concurrency: number;
@@ -1438,8 +1440,8 @@ export interface components {
         };
         /** @description When to try again, and how often. Without `strategy`, what is given says which it is. */
         Retry: {
-            /** @description Statuses from 400 to 499 that would be permanent and are tried again here. */
-            also_statuses?: number[] | null;
+            /** @description Statuses from 400 to 499 that would be permanent and are tried again here, or `"4xx"` for all of them but 410. */
+            also_statuses?: components["schemas"]["StatusBody"][] | null;
             /** Format: int64 */
             base_ms?: number | null;
             /** Format: int64 */
@@ -1472,6 +1474,19 @@ export interface components {
          * @enum {string}
          */
         Scope: "publish" | "read" | "manage" | "replay" | "admin";
+        /** @description Who is logged in, and what they may do. */
+        Session: {
+            /** @description As the audit log names the caller. */
+            actor: string;
+            /**
+             * Format: date-time
+             * @description `null` where the call was made with a key.
+             */
+            expires_at?: string | null;
+            scopes: string[];
+            /** @description `null`: all tenants. */
+            tenant?: string | null;
+        };
         /** @description How requests are signed. `prefix` and `header_names` belong to `timestamp-hex`. */
         Signing: {
             header_names?: components["schemas"]["SigningHeaderNames"] | null;
@@ -1496,6 +1511,8 @@ export interface components {
             to: string;
             total: components["schemas"]["Tally"];
         };
+        /** @description A status, or the class `"4xx"`. */
+        StatusBody: number | string;
         Step: components["schemas"]["Tally"] & {
             /** Format: date-time */
             from: string;
@@ -1638,19 +1655,6 @@ export interface components {
         };
         /** @enum {string} */
         Unlimited: "unlimited";
-        /** @description Who is logged in, and what they may do. */
-        Session: {
-            /** @description As the audit log names the caller. */
-            actor: string;
-            /**
-             * Format: date-time
-             * @description `null` where the call was made with a key.
-             */
-            expires_at?: string | null;
-            scopes: string[];
-            /** @description `null`: all tenants. */
-            tenant?: string | null;
-        };
     };
     responses: {
         /** @description The request cannot be read */
@@ -2057,7 +2061,7 @@ export interface operations {
                 /** @description Only what has one of these statuses, separated by commas. */
                 status?: string;
                 /** @description Only what is held for this reason. */
-                hold_reason?: "disabled" | "paused" | "deliver_at" | "retry" | "circuit_open" | "quiet_hours" | "ordering" | "rate_limited" | "concurrency";
+                hold_reason?: "disabled" | "paused" | "blocked" | "deliver_at" | "retry" | "circuit_open" | "quiet_hours" | "ordering" | "rate_limited" | "concurrency";
                 /** @description Only these event types or patterns such as `invoice.*`, separated by commas. */
                 type?: string;
                 /** @description Only what has all of these labels, separated by commas. */
@@ -2157,7 +2161,7 @@ export interface operations {
                 /** @description Only what has one of these statuses, separated by commas. */
                 status?: string;
                 /** @description Only what is held for this reason. */
-                hold_reason?: "disabled" | "paused" | "deliver_at" | "retry" | "circuit_open" | "quiet_hours" | "ordering" | "rate_limited" | "concurrency";
+                hold_reason?: "disabled" | "paused" | "blocked" | "deliver_at" | "retry" | "circuit_open" | "quiet_hours" | "ordering" | "rate_limited" | "concurrency";
                 /** @description Only these event types or patterns such as `invoice.*`, separated by commas. */
                 type?: string;
                 /** @description Only what has all of these labels, separated by commas. */
@@ -3797,6 +3801,98 @@ export interface operations {
             503: components["responses"]["503"];
         };
     };
+    readSession: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The session. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Session"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            414: components["responses"]["414"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            503: components["responses"]["503"];
+        };
+    };
+    createSession: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: {
+            content: {
+                "application/json": components["schemas"]["EmptyBody"];
+            };
+        };
+        responses: {
+            /** @description The session; its cookie is in `Set-Cookie`. */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Session"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            503: components["responses"]["503"];
+        };
+    };
+    endSession: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done. */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            414: components["responses"]["414"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            503: components["responses"]["503"];
+        };
+    };
     readStats: {
         parameters: {
             query?: {
@@ -4060,98 +4156,6 @@ export interface operations {
             413: components["responses"]["413"];
             414: components["responses"]["414"];
             415: components["responses"]["415"];
-            422: components["responses"]["422"];
-            429: components["responses"]["429"];
-            431: components["responses"]["431"];
-            503: components["responses"]["503"];
-        };
-    };
-    readSession: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description The session. */
-            200: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Session"];
-                };
-            };
-            400: components["responses"]["400"];
-            401: components["responses"]["401"];
-            403: components["responses"]["403"];
-            404: components["responses"]["404"];
-            414: components["responses"]["414"];
-            422: components["responses"]["422"];
-            429: components["responses"]["429"];
-            431: components["responses"]["431"];
-            503: components["responses"]["503"];
-        };
-    };
-    createSession: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: {
-            content: {
-                "application/json": components["schemas"]["EmptyBody"];
-            };
-        };
-        responses: {
-            /** @description The session; its cookie is in `Set-Cookie`. */
-            201: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content: {
-                    "application/json": components["schemas"]["Session"];
-                };
-            };
-            400: components["responses"]["400"];
-            401: components["responses"]["401"];
-            403: components["responses"]["403"];
-            404: components["responses"]["404"];
-            408: components["responses"]["408"];
-            413: components["responses"]["413"];
-            414: components["responses"]["414"];
-            415: components["responses"]["415"];
-            422: components["responses"]["422"];
-            429: components["responses"]["429"];
-            431: components["responses"]["431"];
-            503: components["responses"]["503"];
-        };
-    };
-    endSession: {
-        parameters: {
-            query?: never;
-            header?: never;
-            path?: never;
-            cookie?: never;
-        };
-        requestBody?: never;
-        responses: {
-            /** @description Done. */
-            204: {
-                headers: {
-                    [name: string]: unknown;
-                };
-                content?: never;
-            };
-            400: components["responses"]["400"];
-            401: components["responses"]["401"];
-            403: components["responses"]["403"];
-            404: components["responses"]["404"];
-            414: components["responses"]["414"];
             422: components["responses"]["422"];
             429: components["responses"]["429"];
             431: components["responses"]["431"];
