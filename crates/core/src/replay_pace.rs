@@ -73,8 +73,8 @@ mod tests {
     fn what_was_missed_in_the_last_minute_is_made_up_for_and_what_was_missed_before_is_not() {
         let mut pace = ReplayPace::starting_at(Duration::ZERO);
         assert_eq!(pace.rows_due(Duration::from_secs(50), 60), 51);
-        assert_eq!(pace.rows_due(Duration::from_mins(60), 60), 1, "it starts over");
+        assert_eq!(pace.rows_due(Duration::from_hours(1), 60), 1, "it starts over");
         pace.made(1);
-        assert_eq!(pace.rows_due(Duration::from_mins(60) + Duration::from_secs(10), 60), 10);
+        assert_eq!(pace.rows_due(Duration::from_hours(1) + Duration::from_secs(10), 60), 10);
     }
 }
