@@ -176,6 +176,7 @@ export const t = {
     endpoint_failing: "Endpoint failing",
     dead_letters: "Dead letters",
     count: (n: string) => `${n}×`,
+    atLeast: (n: string) => `${n}× or more`,
     since: "began",
     inspect: "Inspect",
   } as const,

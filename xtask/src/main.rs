@@ -93,7 +93,7 @@ enum Task {
     Grafana,
     /// Build the dashboard from `ui/` into `ui/dist`, which the server embeds
     Ui {
-        /// Run Vite's development server instead, in front of the Posthaste at POSTHASTE_URL
+        /// Run Vite's development server instead, in front of the Posthaste at `POSTHASTE_URL`
         #[arg(long)]
         watch: bool,
         /// Try the dashboard of the real server in a headless Chromium instead

@@ -144,7 +144,7 @@ mod tests {
     fn every_script_and_style_is_compressed() {
         let mut pages = 0;
         for file in FILES {
-            let is_text = file.path.ends_with(".js") || file.path.ends_with(".css");
+            let is_text = matches!(file.path.rsplit('.').next(), Some("js" | "css"));
             assert!(!is_text || (file.gzip.is_some() && file.brotli.is_some()), "{}", file.path);
             pages += usize::from(file.path == INDEX);
         }

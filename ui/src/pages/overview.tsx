@@ -219,7 +219,7 @@ function Attention({ endpoints, dead, session, range, more }: { endpoints: Endpo
         <li key={need.key} className="flex flex-wrap items-center gap-x-3 gap-y-1.5 px-4 py-2.5">
           <div className="min-w-0 flex-1 basis-60">
             <div className="flex items-center gap-2">
-              <Badge tone={need.tone}>{need.count ? `${need.kind} ${t.attention.count(`${number(need.count)}${more ? "+" : ""}`)}` : need.kind}</Badge>
+              <Badge tone={need.tone}>{need.count ? `${need.kind} ${(more ? t.attention.atLeast : t.attention.count)(number(need.count))}` : need.kind}</Badge>
               <span className="truncate text-xs text-muted">{need.text}</span>
             </div>
             <Link href={`/endpoints/${need.endpoint}`} className="mt-0.5 block truncate text-sm hover:underline">

@@ -18,6 +18,8 @@ use crate::server::{ADMIN, Server, text};
 const REQUESTS: usize = 6000;
 /// Another seed, other requests; this one is what the check runs.
 const SEED: u64 = 4711;
+/// How many deliveries are dead before the first request.
+const DEAD: usize = 6;
 const SCOPES: &[&str] = &["read", "manage", "publish", "replay"];
 
 struct Generator {
@@ -35,7 +37,8 @@ fn resource(path: &str) -> &'static str {
     match path.split('/').nth(2).unwrap_or_default() {
         "endpoints" => "endpoints",
         "events" => "events",
-        "deliveries" | "dead-letters" => "deliveries",
+        "deliveries" => "deliveries",
+        "dead-letters" => "dead-letters",
         "replays" => "replays",
         "tenants" => "tenants",
         "event-types" => "event-types",
@@ -337,7 +340,7 @@ async fn i48_thousands_of_generated_requests_get_a_described_answer_and_no_failu
     let key = server.post("/v1/keys", r#"{"name": "x", "scopes": ["read"]}"#).await.expect(201);
     let deliveries = server.deliveries().await;
     let owner = Owner::of(&server.store).await;
-    for row in deliveries.iter().take(6) {
+    for row in deliveries.iter().take(DEAD) {
         owner.attempt(row, 404).await;
     }
     owner.obey(vec![]).await;
@@ -349,6 +352,7 @@ async fn i48_thousands_of_generated_requests_get_a_described_answer_and_no_failu
         ("events", vec![text(&event["id"])]),
         ("replays", vec![text(&replay["id"])]),
         ("deliveries", deliveries.iter().map(|row| row.id.to_string()).collect()),
+        ("dead-letters", deliveries.iter().take(DEAD).map(|row| row.id.to_string()).collect()),
         ("tenants", vec!["acme".to_owned()]),
         ("event-types", vec!["invoice.sent".to_owned()]),
         ("keys", vec![text(&key["id"])]),
