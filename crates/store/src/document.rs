@@ -1041,7 +1041,7 @@ mod tests {
     const LANE: &str = r#"{
         "breaker": {"state": "half_open", "since_ms": 1, "probe_started_ms": 2, "failures": 7},
         "bucket_full_at_ns": 1800000000000000001,
-        "failing": {"since_ms": 3, "last_ms": 4, "failing_for_ms": 5, "failures": 6, "told": "nine_tenths"},
+        "failing": {"since_ms": 3, "last_ms": 4, "failing_for_ms": 5, "failures": 6, "refusals": 2, "told": "nine_tenths"},
         "held_until_ms": 8,
         "slow_start": 9,
         "learned_timeout": {"timeout_ms": 7500, "p50_ms": 10, "p95_ms": 11, "p99_ms": 12, "sample_count": 13, "computed_at_ms": 14},

@@ -61,7 +61,7 @@ async fn what_waits_is_counted_by_why(server: Server) {
     let backlog = server.get("/v1/stats").await.expect(200)["backlog"].clone();
     assert_eq!(backlog["is_complete"], true);
     assert_eq!((&backlog["waiting"], &backlog["pending"], &backlog["delivering"]), (&json!(8), &json!(3), &json!(1)), "{backlog}");
-    let held = json!({"disabled": 0, "paused": 1, "deliver_at": 1, "retry": 0, "circuit_open": 0, "quiet_hours": 1, "ordering": 1,
+    let held = json!({"disabled": 0, "paused": 1, "blocked": 0, "deliver_at": 1, "retry": 0, "circuit_open": 0, "quiet_hours": 1, "ordering": 1,
                       "rate_limited": 0, "concurrency": 0});
     assert_eq!(backlog["held"], held);
     // It is told again for a while, and not counted anew for everybody who looks.

@@ -56,7 +56,10 @@ async fn snapshot(server: &Server, watched: &[String]) -> Vec<Value> {
     let mut all = Vec::new();
     for path in watched {
         let mut read = server.get(path).await.expect(200);
-        read.as_object_mut().unwrap().remove("as_of");
+        let shown = read.as_object_mut().unwrap();
+        shown.remove("as_of");
+        // What is about to be sent is estimated to go now.
+        shown.remove("estimated_at");
         if path == "/v1/keys" {
             // The attacker's own key may have been used meanwhile.
             read["data"].as_array_mut().unwrap().retain(|key| key["tenant"] == "victim");
