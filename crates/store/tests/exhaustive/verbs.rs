@@ -361,6 +361,8 @@ const READING: &[&str] = &[
     "statistics",
     "backlog",
     "ahead",
+    "sealed_values",
+    "tenants_of_event",
     "delivery",
     "deliveries",
     "made_after",
