@@ -22,7 +22,7 @@ pub struct Examined {
     pub clock_jumped_by: Option<Duration>,
     /// A server was killed, and what it wrote last is in a log that is read by the next: what is told here may be older.
     pub has_unread_log: bool,
-    /// Of the endpoints that take events, at most [`ENDPOINTS_MAX`] of them.
+    /// Of the endpoints that take events, at most `ENDPOINTS_MAX` of them.
     pub endpoint_urls: Vec<String>,
     pub troubles: Vec<String>,
 }

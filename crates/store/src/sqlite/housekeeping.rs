@@ -163,7 +163,7 @@ impl Sqlite {
     }
 
     /// What was deleted is overwritten in the database file (`secure_delete`); the log still has the pages as they were before.
-    /// Readers that began earlier have to end first, which they do within [`READ_MAX`].
+    /// Readers that began earlier have to end first, which they do within two seconds.
     async fn empty_the_log(&self) -> Result<(), Error> {
         let deadline = Instant::now() + EMPTIED_WITHIN;
         while !self.0.writer.empty_the_log().await? {
