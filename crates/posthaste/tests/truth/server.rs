@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -212,11 +212,19 @@ impl Client {
         Client(server.caller())
     }
 
+    /// Asks again as long as a busy disk makes the server answer 503.
     async fn ok(&mut self, method: Method, path: &str, body: Value) -> Answered {
         let body = if body.is_null() { Bytes::new() } else { Bytes::from(body.to_string()) };
-        let answer = self.0.call(method.clone(), path, body).await.unwrap_or_else(|_| panic!("no answer to {method} {path}"));
-        assert!((200..300).contains(&answer.status), "{method} {path}: {} {}", answer.status, answer.json());
-        answer
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let answer = self.0.call(method.clone(), path, body.clone()).await;
+            let answer = answer.unwrap_or_else(|_| panic!("no answer to {method} {path}"));
+            if (200..300).contains(&answer.status) {
+                return answer;
+            }
+            let may_retry = answer.status == 503 && Instant::now() < deadline;
+            assert!(may_retry, "{method} {path}: {} {}", answer.status, answer.json());
+        }
     }
 
     pub(crate) async fn get(&mut self, path: &str) -> Value {
@@ -250,8 +258,10 @@ impl Client {
         id(&self.post("/v1/endpoints", body).await)
     }
 
-    /// Answers its id.
-    pub(crate) async fn publish(&mut self, body: Value) -> String {
+    /// Answers its id. Published once, however often it takes to be told so.
+    pub(crate) async fn publish(&mut self, mut body: Value) -> String {
+        static PUBLISHED: AtomicU64 = AtomicU64::new(0);
+        body["idempotency_key"] = format!("key-{}", PUBLISHED.fetch_add(1, Ordering::Relaxed)).into();
         id(&self.post("/v1/events", body).await)
     }
 
