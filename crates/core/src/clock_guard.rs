@@ -14,6 +14,7 @@
 
 use std::time::Duration;
 
+use crate::plant::{self, Plant};
 use crate::time::Timestamp;
 
 /// Summer time that was set by hand, and what time servers correct, is not more than this.
@@ -111,7 +112,7 @@ impl ClockGuard {
             self.accept();
             return reading.wall;
         }
-        if self.suspicion().is_some() { self.trusted_time(reading) } else { reading.wall }
+        if self.suspicion().is_some() && !plant::is(Plant::ClockJumpIsBelieved) { self.trusted_time(reading) } else { reading.wall }
     }
 
     fn trusted_time(&self, reading: &Reading) -> Timestamp {

@@ -77,6 +77,8 @@ plants! {
     RetryGrowsWindow "retry-grows-window" "what waits again after a failure is kept, however full the window is",
     WakeUpsPileUp "wake-ups-pile-up" "a lane that is to be woken at another time keeps the entry before, too",
     CapWithoutReason "cap-without-reason" "what waits for a slot is said to wait for nothing",
+    ClockJumpIsBelieved "clock-jump-is-believed" "a wall clock that has jumped by days is believed at once",
+    RetentionDeletesWaiting "retention-deletes-waiting" "what has waited for longer than the retention is deleted, not ended",
     // In the engine.
     WithdrawnIsSent "withdrawn-is-sent" "a late read brings back what is being called off, and it is sent",
     LeaseEndIgnored "lease-end-ignored" "an owner whose lease has ended keeps its lanes",

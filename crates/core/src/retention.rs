@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use crate::plant::{self, Plant};
 use crate::time::Timestamp;
 
 /// The share of the database's time that cleanup takes while it keeps up.
@@ -75,6 +76,7 @@ pub fn fate(standing: Standing, keeping: Keeping, now: Timestamp) -> Fate {
     match standing {
         Standing::Ended { at } => until(at, keeping.retention),
         Standing::Dead { at } => until(at, keeping.retention.max(keeping.dead_letters)),
+        Standing::Waiting { due } if due + keeping.retention <= now && plant::is(Plant::RetentionDeletesWaiting) => Fate::Delete,
         Standing::Waiting { due } if due + keeping.retention <= now => {
             Fate::Keep { look_again: now + LOOK_AGAIN_OVERDUE, is_overdue: true }
         }

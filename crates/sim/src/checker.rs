@@ -39,6 +39,7 @@ pub(crate) struct Hit {
     pub(crate) member: Member,
     /// When it was decided that it goes. Its payload may have to be read first.
     pub(crate) turned_at: Timestamp,
+    /// As time passes.
     pub(crate) started: Timestamp,
     pub(crate) timeout: Duration,
 }
@@ -120,7 +121,7 @@ struct Shape {
 }
 
 impl Shape {
-    fn hit(&mut self, now: Timestamp, limit: Option<RateLimit>) -> bool {
+    fn hit(&mut self, now: Timestamp, limit: Option<RateLimit>, slack: Duration) -> bool {
         if self.limit != limit {
             *self = Shape { limit, ..Shape::default() };
         }
@@ -129,8 +130,9 @@ impl Shape {
         self.hits += 1;
         let x = f64::from(self.hits) - f64::from(limit.max_per_minute()) * now.since(origin).as_secs_f64() / 60.0;
         self.lowest = if self.hits == 1 { x } else { self.lowest.min(x) };
-        // A millisecond of slack.
-        x - self.lowest + 1.0 <= f64::from(limit.burst_capacity()) + f64::from(limit.max_per_minute()) / 60_000.0 + 1e-6
+        // A millisecond of slack, and what clocks may differ by.
+        let slack = f64::from(limit.max_per_minute()) / 60.0 * (slack + Duration::from_millis(1)).as_secs_f64();
+        x - self.lowest + 1.0 <= f64::from(limit.burst_capacity()) + slack + 1e-6
     }
 }
 
@@ -153,7 +155,9 @@ impl Checker {
         let fail =
             |promise, what: String| Err(Violation { promise, what: format!("row {} at {}: {what}", hit.row, now.to_rfc3339()) });
         let Some(due) = row.due() else { return fail("I14", format!("sent although it has ended: {:?}", row.state)) };
-        if now < due {
+        // What is to go at once is due by the clock of its publisher.
+        let slack = if row.is_later { Duration::ZERO } else { world.clock_slack };
+        if now + slack < due {
             return fail(if row.attempts == 0 { "I14" } else { "I12" }, format!("sent before it was due at {}", due.to_rfc3339()));
         }
         if row.deliver_at.is_some_and(|at| now < at) && !row.is_hurried {
@@ -196,7 +200,7 @@ impl Checker {
     /// A replay makes a row: no more than its rate, and one minute's worth that it has missed.
     pub(crate) fn replay_made(&mut self, now: Timestamp, stepper: ReplayStepper, rate_per_minute: u32) -> Result<(), Violation> {
         let limit = RateLimit::new(rate_per_minute, rate_per_minute + 1).expect("a rate that was drawn");
-        if self.replays.entry(stepper).or_default().hit(now, Some(limit)) {
+        if self.replays.entry(stepper).or_default().hit(now, Some(limit), Duration::ZERO) {
             return Ok(());
         }
         let what = format!("a replay at endpoint {} makes more than {rate_per_minute} a minute at {}", stepper.0, now.to_rfc3339());
@@ -390,17 +394,17 @@ impl Checker {
             return fail("I36", format!("a tenant with {tenant_count} in flight takes one more of {free} slots"));
         }
         let retries = self.retries.entry(hit.member).or_default();
-        if hit.attempt > 1 && !retries.hit(now, world.limits.retries) {
+        if hit.attempt > 1 && !retries.hit(now, world.limits.retries, world.clock_slack) {
             return fail("D5", "more retries than the cap for incidents allows".to_owned());
         }
         let shape = self.tenants.entry(endpoint.tenant).or_default();
-        if !shape.hit(now, tenant.config.rate_limit) {
+        if !shape.hit(now, tenant.config.rate_limit, world.clock_slack) {
             return fail("I23", "more than the tenant's bucket allows".to_owned());
         }
         let lane = self.lanes.entry(hit.endpoint).or_default();
         lane.last_hit = Some(now);
         let limit = lane.shape.limit;
-        if !lane.shape.hit(now, limit.or(endpoint.config.rate_limit.filter(|_| !is_fresh))) {
+        if !lane.shape.hit(now, limit.or(endpoint.config.rate_limit.filter(|_| !is_fresh)), world.clock_slack) {
             return fail("I23", format!("more than the bucket allows: {limit:?}"));
         }
         if lane.slow_start.is_some_and(|successes| lane_count > successes as usize) {
@@ -433,8 +437,8 @@ impl Checker {
         let lane = self.lanes.entry(endpoint).or_default();
         lane.last_hit = Some(world.now);
         let limit = lane.shape.limit;
-        let is_shaped = lane.shape.hit(world.now, limit)
-            && self.tenants.entry(tenant).or_default().hit(world.now, world.tenants[tenant].config.rate_limit);
+        let is_shaped = lane.shape.hit(world.now, limit, world.clock_slack)
+            && self.tenants.entry(tenant).or_default().hit(world.now, world.tenants[tenant].config.rate_limit, world.clock_slack);
         if is_shaped {
             Ok(())
         } else {
@@ -443,7 +447,7 @@ impl Checker {
     }
 
     pub(crate) fn hit_ends(&mut self, world: &World, hit: &Hit, outcome: &Outcome) -> Result<(), Violation> {
-        let took = world.now.since(hit.started);
+        let took = world.real.since(hit.started);
         if took > hit.timeout + Duration::from_secs(1) {
             return Err(Violation { promise: "I30", what: format!("row {}: {took:?} under {:?}", hit.row, hit.timeout) });
         }

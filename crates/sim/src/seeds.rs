@@ -54,6 +54,9 @@ pub fn run(range: Range<u64>, plant: Option<Plant>, show_progress: bool) -> Summ
                             *mine.visited.entry(name).or_default() += count;
                         }
                         if let Some(violation) = report.violation {
+                            if show_progress {
+                                eprintln!("seed {seed} broke {}: {}", violation.promise, violation.what);
+                            }
                             mine.violations.insert(seed, violation);
                             found.fetch_min(seed, Ordering::Relaxed);
                         }

@@ -97,7 +97,7 @@ impl KeptSuspicion {
 /// Follows the wall clock as far as it can be believed. When that is set back, it goes on at half speed until the wall has caught
 /// up: what is due still comes due, and no time is seen twice.
 #[derive(Debug)]
-pub(crate) struct Clock {
+pub struct Clock {
     source: Arc<dyn ClockSource>,
     state: Mutex<State>,
 }
@@ -118,6 +118,11 @@ struct Shown {
 }
 
 impl Clock {
+    /// Believes what the source shows first.
+    pub fn starting(source: Arc<dyn ClockSource>) -> Clock {
+        Clock::new(source, None)
+    }
+
     /// Goes on with what an earlier process suspected, if it did.
     pub(crate) fn new(source: Arc<dyn ClockSource>, kept: Option<KeptSuspicion>) -> Clock {
         let (wall, boottime, is_synchronised) = (source.wall(), source.boottime(), source.is_synchronised());
@@ -137,7 +142,7 @@ impl Clock {
         clock
     }
 
-    pub(crate) fn now(&self) -> Timestamp {
+    pub fn now(&self) -> Timestamp {
         let mut state = self.state.lock();
         let (wall, boottime) = (self.source.wall(), self.source.boottime());
         if boottime.abs_diff(state.synchronised.0) >= SYNCHRONISED_ASKED_EVERY {

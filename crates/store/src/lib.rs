@@ -45,7 +45,7 @@ use posthaste_core::time::Timestamp;
 
 pub use accepting::{DEFAULT_TENANT, Draft, Refused, check_tenant};
 pub use backlog::{Backlog, BacklogQuery, LaneBacklog, PlaceQuery, Waiting, Whose};
-pub use clock::{ClockSource, ClockStatus, SystemClock};
+pub use clock::{Clock, ClockSource, ClockStatus, SystemClock};
 pub use cluster::{Claimed, Epoch, HandedOver, LEASE, LeaveAlone, NodeId, PARTITIONS, Partition, partition_of};
 pub use commands::{APPLY_MAX, Applied, Asked, COMMAND_MAX, Command, Commanded, Commands};
 pub use commits::Commits;

@@ -74,6 +74,10 @@ pub(super) fn turns(deed: &Deed) -> Vec<usize> {
 impl World {
     /// Something happens to an owner, and it does what it wants to do about it.
     pub(super) fn deliver(&mut self, node: usize, wake: Wake) -> Result<(), Violation> {
+        self.by_clock_of(node, |world| world.deliver_here(node, wake))
+    }
+
+    fn deliver_here(&mut self, node: usize, wake: Wake) -> Result<(), Violation> {
         let member = (node, self.nodes[node].member);
         if self.nodes[node].owner.is_none() {
             return Ok(());
@@ -206,10 +210,11 @@ impl World {
             return Ok(());
         }
         self.nodes[node].counts_soon = false;
-        let now = self.now;
-        if let Some(owner) = self.nodes[node].owner.as_mut() {
-            owner.show(now);
-        }
+        self.by_clock_of(node, |world| {
+            if let Some(owner) = world.nodes[node].owner.as_mut() {
+                owner.show(world.now);
+            }
+        });
         self.pump(node)
     }
 
@@ -275,7 +280,7 @@ impl World {
             }
             return Ok(());
         }
-        let is_out = self.now < self.store_fails_until;
+        let is_out = self.real < self.store_fails_until;
         let result = match self.random.random_range(0..900u32) {
             _ if is_out => Err(CallFailure::Store(Error::Unavailable("the store is away".into()))),
             0 if !self.is_healed => Err(CallFailure::Store(Error::Unavailable("the store is busy".into()))),

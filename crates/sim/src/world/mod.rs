@@ -7,6 +7,7 @@
 //! them. News of a commit may be lost, in which case a sweep brings it two seconds later. After every step the checker
 //! (`checker.rs`) compares what happened with the promises.
 
+mod clock;
 mod deeds;
 mod people;
 mod receivers;
@@ -16,6 +17,7 @@ mod trouble;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use posthaste_core::admission::{self, Facts, HoldReason, LaneFacts, Standing};
@@ -23,17 +25,19 @@ use posthaste_core::bucket::RateLimit;
 use posthaste_core::delivery::{Outcome, State};
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
 use posthaste_core::plant::{self, Plant};
+use posthaste_core::retention::Keeping;
 use posthaste_core::scheduler::{Entry, LaneConfig, Limits, TenantConfig};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::{Mode, TimeoutRules};
 use posthaste_engine::{CallFailure, Deed, Errand, HandedOver, Life, Options, Owner, StoreCall, StoreReply, Sweeper, Wake};
-use posthaste_store::{Partition, partition_of};
+use posthaste_store::{Clock, Partition, partition_of};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use crate::checker::{Checker, Hit, Violation};
 use crate::draw::{self, Mood};
 
+use clock::{Machine, SKEW_MAX_MS};
 use deeds::{Running, turns};
 use people::{Publishing, Question, Replay};
 use store::{Holding, Kind, Store};
@@ -176,7 +180,7 @@ struct Node {
     incarnation: u64,
     /// Raised when it joins under another name: when it dies, and when its lease has ended.
     member: u64,
-    /// When it is to be asked again, each moment once.
+    /// When it is to be asked again, each moment once, as time passes.
     wakes: BTreeSet<Timestamp>,
     /// Nothing runs there until then.
     frozen_until: Option<Timestamp>,
@@ -200,6 +204,10 @@ struct Node {
     counts_soon: bool,
     /// It was told to stop, and does so by then.
     stops_by: Option<Timestamp>,
+    /// How far its clock is ahead of the database's.
+    skew_ms: i64,
+    /// What its clock has shown last.
+    clock_shown: Timestamp,
 }
 
 #[derive(Debug)]
@@ -317,11 +325,26 @@ enum Step {
         node: usize,
     },
     Expire,
+    /// Cleanup deletes what is older than its retention.
+    Retention,
+    ClockIsSet {
+        by_ms: i64,
+    },
+    ClocksDrift,
     Heal,
 }
 
 pub(crate) struct World {
+    /// By the clock of whoever decides or writes at this moment.
     pub(crate) now: Timestamp,
+    /// As time passes, whatever clocks show.
+    pub(crate) real: Timestamp,
+    database_now: Timestamp,
+    machine: Arc<Machine>,
+    clock: Clock,
+    clock_set_at: Timestamp,
+    /// How far the clocks of two nodes may be apart.
+    pub(crate) clock_slack: Duration,
     pub(crate) limits: Limits,
     options: Options,
     random: ChaCha8Rng,
@@ -398,15 +421,26 @@ impl World {
         };
         let size = Size::draw(&mut random);
         let node_count = random.random_range(1..=3usize);
+        // In some worlds what has ended is deleted while they last.
+        let retention = Duration::from_hours([24, 24 * 90][random.random_range(0..2usize)]);
+        let keeping = Keeping { retention, dead_letters: Duration::from_hours([24, 48][random.random_range(0..2usize)]) };
+        let machine = Machine::started_at(now);
+        let is_skewed = node_count > 1 && random.random_range(0..2u32) == 0;
         let mut world = World {
             now,
+            real: now,
+            database_now: now,
+            clock: Clock::starting(Arc::<Machine>::clone(&machine)),
+            machine,
+            clock_set_at: now - Duration::from_hours(24),
+            clock_slack: Duration::from_millis(if is_skewed { 2 * SKEW_MAX_MS.unsigned_abs() } else { 0 }),
             limits,
             options,
             steps: BinaryHeap::new(),
             pending: BTreeMap::new(),
             step_number: 0,
             // Where there are several nodes, they share a database.
-            store: Store::new(if node_count == 1 && seed.is_multiple_of(2) { Kind::Sqlite } else { Kind::Postgres }),
+            store: Store::new(if node_count == 1 && seed.is_multiple_of(2) { Kind::Sqlite } else { Kind::Postgres }, keeping),
             endpoints: Vec::new(),
             tenants: Vec::new(),
             traffic: Traffic::draw(size, &mut random),
@@ -450,6 +484,8 @@ impl World {
                 asks_soon: false,
                 counts_soon: false,
                 stops_by: None,
+                skew_ms: 0,
+                clock_shown: now,
             });
         }
         for number in 0..size.tenants(&mut random) {
@@ -486,6 +522,7 @@ impl World {
         for node in 0..world.nodes.len() {
             world.later(Duration::ZERO, Step::Claim { node });
         }
+        world.drift();
         world.sweeps_go_on();
         world.plan(size);
         world
@@ -493,7 +530,7 @@ impl World {
 
     /// Everything that will happen from outside.
     fn plan(&mut self, size: Size) {
-        let span = self.publishing_until.since(self.now);
+        let span = self.publishing_until.since(self.real);
         let events = size.events(&mut self.random);
         let mut busy = Vec::new();
         for _ in 0..events {
@@ -546,7 +583,9 @@ impl World {
                 self.later(at, step());
             }
         }
+        self.plan_clocks(span);
         self.later(Duration::from_mins(1), Step::Expire);
+        self.later(Duration::from_hours(1), Step::Retention);
         self.later(span, Step::Heal);
     }
 
@@ -565,7 +604,7 @@ impl World {
 
     fn later(&mut self, after: Duration, step: Step) {
         self.step_number += 1;
-        self.steps.push(Reverse((self.now + after, self.step_number)));
+        self.steps.push(Reverse((self.real + after, self.step_number)));
         self.pending.insert(self.step_number, step);
     }
 
@@ -575,9 +614,9 @@ impl World {
 
     fn run(&mut self, tell: &mut impl FnMut(fmt::Arguments<'_>)) -> Result<(), Violation> {
         while let Some(Reverse((at, number))) = self.steps.pop() {
-            self.now = at;
+            self.advance(at)?;
             let step = self.pending.remove(&number).expect("each step once");
-            tell(format_args!("{} {step:?}", at.to_rfc3339()));
+            tell(format_args!("{} {step:?}", self.now.to_rfc3339()));
             self.take(step)?;
             if self.random.random_range(0..if self.is_healed { 16u32 } else { 3 }) == 0 {
                 self.look_at_one()?;
@@ -628,11 +667,13 @@ impl World {
             Step::ReplayGoesOn { replay } => self.go_on_with(replay)?,
             Step::Count { node, incarnation } => self.count(node, incarnation)?,
             Step::Wake { node } => {
-                let now = self.now;
-                self.nodes[node].wakes.remove(&now);
+                self.nodes[node].wakes.remove(&self.real);
                 self.pump(node)?;
             }
             Step::Expire => self.expire()?,
+            Step::Retention => self.clean_up()?,
+            Step::ClockIsSet { by_ms } => self.set_clock(by_ms)?,
+            Step::ClocksDrift => self.drift(),
             Step::Heal => self.heal(),
         }
         Ok(())
@@ -640,6 +681,10 @@ impl World {
 
     /// Lets a node do what it wants to do now.
     fn pump(&mut self, node: usize) -> Result<(), Violation> {
+        self.by_clock_of(node, |world| world.pump_here(node))
+    }
+
+    fn pump_here(&mut self, node: usize) -> Result<(), Violation> {
         if self.nodes[node].frozen_until.is_some() {
             return Ok(());
         }
@@ -668,10 +713,9 @@ impl World {
                 self.checker.drained(number);
             }
         }
-        if let Some(at) = wakes_at.map(|at| at.max(self.now))
-            && self.nodes[node].wakes.insert(at)
+        if let Some(after) = wakes_at.map(|at| at.since(self.now))
+            && self.nodes[node].wakes.insert(self.real + after)
         {
-            let after = at.since(self.now);
             self.later(after, Step::Wake { node });
         }
         self.hear_answers()?;
@@ -768,8 +812,8 @@ impl World {
     fn check_recorded_elsewhere(&mut self) -> Result<(), Violation> {
         let now = self.now;
         self.recorded_elsewhere.retain(|(at, _)| now.since(*at) < Duration::from_secs(30));
-        let is_late = |since: Timestamp| now.since(since) > Duration::from_secs(4);
-        if !is_late(self.store_failed_at) || !is_late(self.thawed_at) {
+        let is_late = |passed: Duration| passed > Duration::from_secs(4);
+        if !is_late(now.since(self.store_failed_at)) || !is_late(self.real.since(self.thawed_at)) {
             return Ok(());
         }
         for (at, number) in &self.recorded_elsewhere {

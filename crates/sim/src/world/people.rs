@@ -11,6 +11,7 @@ use posthaste_core::event::{Data, Event, EventType, Timing};
 use posthaste_core::id::{DeliveryId, EventId, TenantId};
 use posthaste_core::plant::{self, Plant};
 use posthaste_core::replay_pace::ReplayPace;
+use posthaste_core::retention::{Fate, fate};
 use posthaste_core::scheduler::{Class, Entry};
 use posthaste_core::text::{Labels, OrderingKey};
 use posthaste_core::time::Timestamp;
@@ -90,7 +91,7 @@ impl World {
         event.timestamp = self.now - self.soon(2000);
         event.ordering_key = key;
         event.timing = Timing::stored(deliver_at, expires_at);
-        self.begin_publishing(publisher, tenant, &Arc::new(event));
+        self.by_clock_of(publisher, |world| world.begin_publishing(publisher, tenant, &Arc::new(event)));
     }
 
     fn one_that_is_well(&mut self) -> Option<usize> {
@@ -100,7 +101,8 @@ impl World {
 
     /// One transaction: every delivery gets its number, and some time later all of them are committed.
     fn begin_publishing(&mut self, publisher: usize, tenant: usize, event: &Arc<Event>) {
-        let (now, partition, version) = (self.now, self.tenants[tenant].partition, self.tenants[tenant].version);
+        let (now, database_now) = (self.now, self.database_now);
+        let (partition, version) = (self.tenants[tenant].partition, self.tenants[tenant].version);
         let is_priority = event.event_type.as_str().starts_with("alert");
         let (deliver_at, expires_at) = (event.timing.deliver_at(), event.timing.expires_at());
         let mut rows = Vec::new();
@@ -128,9 +130,9 @@ impl World {
                 attempts: 0,
                 is_later: deliver_at.is_some(),
                 class,
-                numbered_at: now,
+                numbered_at: database_now,
                 is_committed: false,
-                committed_at: now,
+                committed_at: database_now,
                 is_damaged,
                 is_erased: false,
                 is_hurried: false,
@@ -194,7 +196,7 @@ impl World {
         // whoever has to read it.
         let is_damaged = rows.iter().any(|number| self.store.rows[*number].is_damaged);
         // A node that is behind drops what comes, and is still behind when the next comes.
-        let is_behind = self.nodes[publisher].feed_until > self.now && self.random.random_range(0..3u32) == 0;
+        let is_behind = self.nodes[publisher].feed_until > self.real && self.random.random_range(0..3u32) == 0;
         if is_behind || self.random.random_range(0..10u32) == 0 || is_damaged {
             self.visit("fault", "news lost");
             self.nodes[publisher].feed_has_overflowed = true;
@@ -205,10 +207,10 @@ impl World {
         }
         // Mostly at once; now and then a busy node takes its time. In the order of the commits.
         let most = if self.random.random_range(0..8u32) == 0 { 2000 } else { 3 };
-        let at = (self.now + self.soon(most)).max(self.nodes[publisher].feed_until);
+        let at = (self.real + self.soon(most)).max(self.nodes[publisher].feed_until);
         self.nodes[publisher].feed_until = at;
         let entries = rows.into_iter().map(|number| (number, self.store.rows[number].entry())).collect();
-        let delay = at.since(self.now);
+        let delay = at.since(self.real);
         self.later(delay, Step::Feed { node: publisher, incarnation, entries });
     }
 
@@ -378,7 +380,7 @@ impl World {
             return Ok(());
         }
         if let Some(thaw) = self.nodes[node].frozen_until {
-            let after = thaw.since(self.now);
+            let after = thaw.since(self.real);
             self.later(after, Step::Asked { question: Box::new(question), asked: Box::new(asked) });
             return Ok(());
         }
@@ -485,7 +487,7 @@ impl World {
             return Ok(());
         };
         let stepper = (node, self.nodes[node].incarnation);
-        let uptime = self.now.since(self.nodes[node].started_at);
+        let uptime = self.real.since(self.nodes[node].started_at);
         let mut pace = match replay.pace.take() {
             Some((by, pace)) if by == stepper => pace,
             Some(_) | None => ReplayPace::starting_at(uptime),
@@ -497,6 +499,10 @@ impl World {
         for _ in (unfinished..REPLAYS_AT_ONCE).take(due) {
             let Some(original) = replay.rows.pop_front() else { break };
             let original = self.store.rows[original].clone();
+            if !original.is_committed {
+                // It was deleted since the replay was asked for.
+                continue;
+            }
             let timestamp = if plant::is(Plant::ReplayOvertakes) { original.timestamp } else { replay.asked_at };
             let config = &self.endpoints[endpoint].config;
             if !config.status.takes_events() || !config.subscription.covers(&original.event_type) || original.is_erased {
@@ -524,7 +530,7 @@ impl World {
         pace.made(rows.len() as u64);
         replay.pace = Some((stepper, pace));
         for _ in &rows {
-            self.checker.replay_made(self.now, (endpoint, replay.asked_at, stepper), replay.rate_per_minute)?;
+            self.checker.replay_made(self.real, (endpoint, replay.asked_at, stepper), replay.rate_per_minute)?;
         }
         if !rows.is_empty() {
             let (incarnation, version) = (self.nodes[node].incarnation, self.tenants[tenant].version);
@@ -546,9 +552,39 @@ impl World {
             }
         }
         // What waits at an endpoint that was given up waits for ever.
-        let has_time = self.now < self.publishing_until + Duration::from_hours(60 * 24);
+        let has_time = self.real < self.publishing_until + Duration::from_hours(60 * 24);
         if !self.is_healed || has_time && self.store.all_waiting().next().is_some() {
             self.later(Duration::from_mins(1), Step::Expire);
+        }
+        Ok(())
+    }
+
+    /// Cleanup: what has ended and is older than its retention is deleted.
+    pub(super) fn clean_up(&mut self) -> Result<(), Violation> {
+        let keeping = self.store.keeping;
+        for number in 0..self.store.rows.len() {
+            let row = &self.store.rows[number];
+            let is_old = row.event.accepted_at + keeping.retention <= self.now;
+            if !row.is_committed || !is_old || fate(row.kept_as(), keeping, self.now) != Fate::Delete {
+                continue;
+            }
+            let kept = if matches!(row.state, State::Dead { .. }) { keeping.dead_letters } else { Duration::ZERO };
+            let must_stay = match row.state {
+                State::Waiting { .. } => true,
+                State::Delivered { at } | State::Dead { at, .. } | State::Cancelled { at, .. } => {
+                    self.now < at + keeping.retention.max(kept)
+                }
+            };
+            if must_stay {
+                let what = format!("row {number} at {}: deleted although it is {:?}", self.now.to_rfc3339(), row.state);
+                return Err(Violation { promise: "I8", what });
+            }
+            self.visit("edge", "deleted after its retention");
+            self.store.delete(number);
+        }
+        let is_over = self.is_healed && self.store.all_waiting().next().is_none();
+        if !is_over && self.real < self.publishing_until + Duration::from_hours(60 * 24) {
+            self.later(Duration::from_hours(1), Step::Retention);
         }
         Ok(())
     }
@@ -556,7 +592,7 @@ impl World {
     /// Everybody is well again, and no hold is in force: from here everything has to end.
     pub(super) fn heal(&mut self) {
         self.is_healed = true;
-        self.store_fails_until = self.now;
+        self.store_fails_until = self.real;
         for endpoint in 0..self.endpoints.len() {
             self.endpoints[endpoint].is_unreadable = false;
             self.about_to_change(endpoint);

@@ -26,7 +26,7 @@ impl World {
             is_probe: false,
             member: (node, self.nodes[node].member),
             turned_at: self.now,
-            started: self.now,
+            started: self.real,
             timeout: Duration::ZERO,
         };
         let mut checker = std::mem::take(&mut self.checker);
@@ -39,7 +39,7 @@ impl World {
 
     /// Looked at just before the first byte leaves.
     pub(super) fn may_send(&self, node: usize) -> bool {
-        let lease_has_ended = self.nodes[node].lease_ends_at.is_some_and(|at| at <= self.now);
+        let lease_has_ended = self.nodes[node].lease_ends_at.is_some_and(|at| at <= self.real);
         !lease_has_ended || plant::is(Plant::FrozenNodeGoesOn)
     }
 
@@ -71,7 +71,7 @@ impl World {
         self.report.hits += 1;
         self.trace(1, number as u64 ^ (row as u64) << 20);
         let hit = self.in_flight.get_mut(&number).expect("its turn has come");
-        (hit.attempt, hit.started, hit.timeout) = (attempt, self.now, timeout);
+        (hit.attempt, hit.started, hit.timeout) = (attempt, self.real, timeout);
         let hit = hit.clone();
         let mut checker = std::mem::take(&mut self.checker);
         let verdict = checker.hit_starts(self, &hit, &event, target.stored());
@@ -134,14 +134,14 @@ impl World {
         self.checker = checker;
         verdict?;
         let (node, member) = hit.member;
-        let attempt = Box::new(self.attempt(hit.attempt, outcome, self.now.since(hit.started), hit.timeout));
+        let attempt = Box::new(self.attempt(hit.attempt, outcome, self.real.since(hit.started), hit.timeout));
         let wake = Wake::Answered { life, errand, attempt };
         if self.nodes[node].incarnation == incarnation && self.nodes[node].member == member {
             self.answered.insert((hit.member, errand.delivery), hit);
         }
         if let Some(thaw) = self.nodes[node].frozen_until {
             self.visit("fault", "answer to a frozen node");
-            let after = thaw.since(self.now);
+            let after = thaw.since(self.real);
             self.later(after, Step::Arrives { node, incarnation, member, wake: Box::new(wake) });
             return Ok(());
         }

@@ -14,6 +14,7 @@ use posthaste_core::endpoint::{Endpoint as Said, MaxInFlight, Override, PolicyOv
 use posthaste_core::event::{Event, EventType};
 use posthaste_core::id::{DeliveryId, EndpointId};
 use posthaste_core::plant::{self, Plant};
+use posthaste_core::retention::{Keeping, Standing};
 use posthaste_core::scheduler::{Class, Entry, LaneConfig, LaneMemory, Seq, Want};
 use posthaste_core::tenant::Tenant as SaidOfTenant;
 use posthaste_core::text::OrderingKey;
@@ -68,6 +69,15 @@ impl Row {
         match self.state {
             State::Waiting { due } if self.is_committed => Some(due),
             State::Waiting { .. } | State::Delivered { .. } | State::Dead { .. } | State::Cancelled { .. } => None,
+        }
+    }
+
+    /// What retention goes by.
+    pub(crate) fn kept_as(&self) -> Standing {
+        match self.state {
+            State::Waiting { due } => Standing::Waiting { due },
+            State::Dead { at, .. } => Standing::Dead { at },
+            State::Delivered { at } | State::Cancelled { at, .. } => Standing::Ended { at },
         }
     }
 
@@ -135,6 +145,8 @@ pub(crate) enum Kind {
 
 pub(crate) struct Store {
     pub(crate) kind: Kind,
+    /// How long rows are kept.
+    pub(crate) keeping: Keeping,
     /// By number, one less than `seq`. Those that are not committed yet, or never will be, are here too.
     pub(crate) rows: Vec<Row>,
     /// By endpoint.
@@ -161,9 +173,10 @@ pub(crate) fn number_of_delivery(delivery: DeliveryId) -> usize {
 }
 
 impl Store {
-    pub(crate) fn new(kind: Kind) -> Store {
+    pub(crate) fn new(kind: Kind, keeping: Keeping) -> Store {
         Store {
             kind,
+            keeping,
             rows: Vec::new(),
             backlogs: Vec::new(),
             highest_committed: 0,
@@ -217,6 +230,13 @@ impl Store {
                 backlog.keys.remove(key);
             }
         }
+    }
+
+    /// Nothing is left of it.
+    pub(crate) fn delete(&mut self, number: usize) {
+        self.rows[number].is_committed = false;
+        self.attempts.remove(&number);
+        self.has_ended(number);
     }
 
     /// The last row that is committed.
@@ -516,7 +536,8 @@ impl Store {
         let overdue = |row: &Row| {
             let why = if endpoints[row.endpoint].deleted_at.is_some() {
                 OverdueReason::EndpointDeleted
-            } else if row.expires_at.is_some_and(|at| at <= now) {
+            } else if row.expires_at.is_some_and(|at| at <= now) || row.due().is_some_and(|due| due + self.keeping.retention <= now)
+            {
                 OverdueReason::Expired
             } else {
                 return None;

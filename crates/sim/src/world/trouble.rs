@@ -55,10 +55,13 @@ impl World {
             | Step::Damage
             | Step::Repair { .. }
             | Step::Expire
+            | Step::Retention
+            | Step::ClockIsSet { .. }
+            | Step::ClocksDrift
             | Step::Heal => return Some(step),
         };
         let Some(thaw) = self.nodes[node].frozen_until else { return Some(step) };
-        let after = thaw.since(self.now);
+        let after = thaw.since(self.real);
         self.later(after, step);
         None
     }
@@ -95,7 +98,7 @@ impl World {
             return Ok(());
         }
         let request_max = self.options.request_max();
-        self.nodes[node].stops_by = Some(self.now + request_max);
+        self.nodes[node].stops_by = Some(self.real + request_max);
         self.nodes[node].owner.as_mut().expect("it is well").stop();
         let incarnation = self.nodes[node].incarnation;
         self.later(request_max, Step::StopsAtLast { node, incarnation });
@@ -118,10 +121,11 @@ impl World {
     /// It runs again, and owns nothing yet.
     pub(super) fn start(&mut self, node: usize) {
         if self.nodes[node].owner.is_none() {
+            let owner = self.by_clock_of(node, |world| Owner::new(world.now, world.options.clone()));
             let started = &mut self.nodes[node];
-            started.owner = Some(Owner::new(self.now, self.options.clone()));
+            started.owner = Some(owner);
             started.member += 1;
-            (started.started_at, started.sweeper) = (self.now, Sweeper::default());
+            (started.started_at, started.sweeper) = (self.real, Sweeper::default());
             (started.sweeps_soon, started.feed_has_overflowed) = (false, false);
             (started.handed_over, started.asks_soon) = (HandedOver::default(), false);
             self.sweeps_go_on();
@@ -130,7 +134,7 @@ impl World {
 
     /// As long as something is being written, each node looks for what others have committed.
     pub(super) fn sweeps_go_on(&mut self) {
-        self.numbered_at = self.now;
+        self.numbered_at = self.real;
         if self.store.kind == Kind::Sqlite {
             return;
         }
@@ -151,7 +155,7 @@ impl World {
         }
         let looking = &mut self.nodes[node];
         let swept = self.store.sweep(looking.sweeper.start_after(), usize::MAX, &self.endpoints);
-        looking.sweeper.swept(self.now.since(looking.started_at), swept.highest);
+        looking.sweeper.swept(self.real.since(looking.started_at), swept.highest);
         if !swept.endpoints.is_empty() {
             let (delay, member) = (self.soon(5), self.nodes[node].member);
             let wake = Box::new(Wake::Work(swept.endpoints));
@@ -160,7 +164,7 @@ impl World {
         // In production sweeps never end. Here they do once another one could find nothing: a node's first sweep looks at nothing,
         // and one that was frozen has to catch up.
         let last_cause = self.numbered_at.max(self.thawed_at).max(self.nodes[node].started_at);
-        let goes_on = self.now.since(last_cause) < COMMITTED_AFTER + SWEPT_EVERY;
+        let goes_on = self.real.since(last_cause) < COMMITTED_AFTER + SWEPT_EVERY;
         self.nodes[node].sweeps_soon = goes_on;
         if goes_on {
             self.later(SWEPT_EVERY, Step::Sweep { node, incarnation });
@@ -198,10 +202,10 @@ impl World {
         self.visit("fault", if span > LEASE { "frozen past its lease" } else { "frozen for a moment" });
         let (reaches_the_store, is_alone) = (self.random.random_range(0..2u32) == 0, self.nodes.len() == 1);
         let frozen = &mut self.nodes[node];
-        frozen.frozen_until = Some(self.now + span);
+        frozen.frozen_until = Some(self.real + span);
         frozen.reaches_the_store = reaches_the_store;
         // Where nobody else can take over, it never ends.
-        frozen.lease_ends_at = Some(self.now + LEASE - MARGIN).filter(|_| !is_alone);
+        frozen.lease_ends_at = Some(self.real + LEASE - MARGIN).filter(|_| !is_alone);
         self.later(span, Step::Thaw { node });
         if span > LEASE && !is_alone {
             self.later(LEASE, Step::TakeOver { dead: node });
@@ -211,13 +215,13 @@ impl World {
     /// It goes on where it was, until it finds that its lease has ended.
     pub(super) fn thaw(&mut self, node: usize) -> Result<(), Violation> {
         self.nodes[node].frozen_until = None;
-        self.thawed_at = self.now;
+        self.thawed_at = self.real;
         for endpoint in 0..self.endpoints.len() {
             if self.owner_of(endpoint).is_some_and(|(owner, _)| owner == node) {
                 self.checker.catching_up(endpoint, self.now);
             }
         }
-        if self.nodes[node].lease_ends_at.is_some_and(|at| at <= self.now) {
+        if self.nodes[node].lease_ends_at.is_some_and(|at| at <= self.real) {
             let (delay, incarnation) = (self.soon(20), self.nodes[node].incarnation);
             self.later(delay, Step::LeaseEnds { node, incarnation });
         } else {
@@ -313,7 +317,7 @@ impl World {
     pub(super) fn outage(&mut self) {
         let span = self.soon(3_000);
         if !self.is_healed {
-            self.store_fails_until = self.now + span;
+            self.store_fails_until = self.real + span;
         }
     }
 
