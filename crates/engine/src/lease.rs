@@ -41,23 +41,14 @@ impl Lease {
         (self.tenure() == tenure).then(|| Instant::now() + Duration::from_millis(left).min(LONG))
     }
 
-    /// Renewed by a request that was sent at `asked`: the database may have counted from then on.
-    pub(crate) fn renewed(&self, asked: Instant, length: Duration) {
-        let ends_at = asked.saturating_duration_since(self.begun) + length;
-        self.ends_at.store(millis(ends_at), Ordering::Release);
+    /// Nothing is sent from then on.
+    pub(crate) fn set_end(&self, at: Instant) {
+        self.ends_at.store(millis(at.saturating_duration_since(self.begun)), Ordering::Release);
     }
 
     /// Nobody else can take over.
     pub(crate) fn never_ends(&self) {
         self.ends_at.store(u64::MAX, Ordering::Release);
-    }
-
-    pub(crate) fn end(&self) {
-        self.ends_at.store(0, Ordering::Release);
-    }
-
-    pub(crate) fn has_ended(&self) -> bool {
-        self.ends_at.load(Ordering::Acquire) <= millis(self.begun.elapsed())
     }
 }
 

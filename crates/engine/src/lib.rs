@@ -46,6 +46,9 @@ pub use executor::{
 };
 pub use handed_over::{HANDED_OVER_ASKED_EVERY, HandedOver};
 use membership::Membership;
+pub use membership::{
+    Ended, LoopHealth, MembershipCall, MembershipMachine, MembershipNews, MembershipProgress, MembershipReply, RENEWED_EVERY,
+};
 pub use owner::{After, Bodiless, Deed, Errand, Life, Owner, Seen, Sending, Ticket, Wake};
 use survey::{Surveyor, Watch};
 pub use sweeper::{COMMITTED_AFTER, SWEPT_EVERY, Sweeper};

@@ -53,6 +53,15 @@ pub struct LeaveAlone {
     pub until: Timestamp,
 }
 
+/// What a node gives up.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum GivenUp {
+    /// Whatever it owns.
+    Everything,
+    /// These, as far as it owns them under these epochs: what it has got again since stays its own, however late the request is.
+    Partitions(Vec<(Partition, Epoch)>),
+}
+
 /// What a leaver still has in flight.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct HandedOver {

@@ -46,7 +46,7 @@ use posthaste_core::time::Timestamp;
 pub use accepting::{DEFAULT_TENANT, Draft, Refused, check_tenant};
 pub use backlog::{Backlog, BacklogQuery, LaneBacklog, PlaceQuery, Waiting, Whose};
 pub use clock::{Clock, ClockSource, ClockStatus, SystemClock};
-pub use cluster::{Claimed, Epoch, HandedOver, LEASE, LeaveAlone, NodeId, PARTITIONS, Partition, partition_of};
+pub use cluster::{Claimed, Epoch, GivenUp, HandedOver, LEASE, LeaveAlone, NodeId, PARTITIONS, Partition, partition_of};
 pub use commands::{APPLY_MAX, Applied, Asked, COMMAND_MAX, Command, Commanded, Commands};
 pub use commits::Commits;
 pub use configuration::{
@@ -233,9 +233,9 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Takes partitions that nobody owns, or whose owner's lease has ended, up to `share` in all, and raises their epochs.
     /// Answers all that the node owns then, and what earlier owners may still record.
     fn claim(&self, node: NodeId, share: usize) -> Answer<'_, Result<Claimed, Refusal>>;
-    /// Gives partitions up. What is named is left alone by the next owner until then, and may be recorded under the old epoch,
+    /// Gives partitions up. What is named in flight is left alone by the next owner until then, and may be recorded under the old epoch,
     /// unless its attempt has been recorded already, or it does not wait any more.
-    fn hand_over(&self, node: NodeId, partitions: Vec<Partition>, in_flight: Vec<HandedOver>) -> Answer<'_, ()>;
+    fn hand_over(&self, node: NodeId, given_up: GivenUp, in_flight: Vec<HandedOver>) -> Answer<'_, ()>;
     /// By which master keys the secrets and headers of endpoints are sealed. Reads all endpoints.
     fn sealed_values(&self) -> Answer<'_, SealedValues>;
     /// Which of these deliveries an earlier owner may still record: those that were handed over, still wait and whose time has

@@ -21,7 +21,7 @@ use posthaste_core::scheduler::Seq;
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Trigger;
 use posthaste_store::{
-    Asked, Body, BodyError, Command, Counts, DeliveryQuery, DeliveryRow, HandedOver, LaneShown, NodeId, Partition, Record,
+    Asked, Body, BodyError, Command, Counts, DeliveryQuery, DeliveryRow, Epoch, HandedOver, LaneShown, NodeId, Partition, Record,
     Recorded, RecordedAs, StatisticsQuery, StatisticsStep, WindowAsked,
 };
 
@@ -703,7 +703,7 @@ impl Statistics {
 #[derive(Debug)]
 struct HandOver {
     node: Option<NodeId>,
-    partitions: Vec<Partition>,
+    partitions: Vec<(Partition, Epoch)>,
     lanes: Vec<Record>,
     in_flight: Vec<HandedOver>,
     are_lanes_written: bool,

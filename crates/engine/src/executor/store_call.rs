@@ -6,8 +6,8 @@
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
 use posthaste_core::scheduler::Seq;
 use posthaste_store::{
-    AttemptRecord, Body, DeliveryQuery, DeliveryRow, Error, HandedOver, LaneShown, NodeId, Page, Partition, Record, RecordedAs,
-    StatisticsQuery, StatisticsStep, Store, Swept, TakenUp, WindowAsked, WindowRows,
+    AttemptRecord, Body, DeliveryQuery, DeliveryRow, Epoch, Error, GivenUp, HandedOver, LaneShown, NodeId, Page, Partition, Record,
+    RecordedAs, StatisticsQuery, StatisticsStep, Store, Swept, TakenUp, WindowAsked, WindowRows,
 };
 
 /// One call of the method of [`Store`] with the same name.
@@ -28,7 +28,7 @@ pub enum StoreCall {
     Count,
     Statistics(StatisticsQuery),
     ShowLanes(Vec<LaneShown>),
-    HandOver { node: NodeId, partitions: Vec<Partition>, in_flight: Vec<HandedOver> },
+    HandOver { node: NodeId, partitions: Vec<(Partition, Epoch)>, in_flight: Vec<HandedOver> },
 }
 
 /// The answer to the [`StoreCall`] of the same name.
@@ -136,7 +136,7 @@ impl StoreCall {
                 StoreReply::ShowLanes
             }
             StoreCall::HandOver { node, partitions, in_flight } => {
-                store.hand_over(node, partitions, in_flight).await?;
+                store.hand_over(node, GivenUp::Partitions(partitions), in_flight).await?;
                 StoreReply::HandOver
             }
         })

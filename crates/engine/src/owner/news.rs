@@ -12,8 +12,8 @@ use posthaste_core::timeout::Trigger;
 use posthaste_core::trace::Trace;
 use posthaste_metrics::Note;
 use posthaste_store::{
-    Asked, AttemptRecord, Body, Claimed, Counts, DeliveryRow, Fed, HandedOver, LaneShown, Overdue, Partition, Record, RecordedAs,
-    StatisticsStep, TakenUp, WindowRows,
+    Asked, AttemptRecord, Body, Claimed, Counts, DeliveryRow, Epoch, Fed, HandedOver, LaneShown, Overdue, Partition, Record,
+    RecordedAs, StatisticsStep, TakenUp, WindowRows,
 };
 
 use crate::Target;
@@ -166,7 +166,7 @@ pub enum Deed {
     Notice(Noticed),
     /// Write what is known of these lanes, and then give the partitions up.
     HandOver {
-        partitions: Vec<Partition>,
+        partitions: Vec<(Partition, Epoch)>,
         lanes: Vec<Record>,
         in_flight: Vec<HandedOver>,
     },

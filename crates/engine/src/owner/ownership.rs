@@ -143,14 +143,16 @@ impl Owner {
                 HandedOver { seq: entry.seq, attempt: entry.attempts + 1, until }
             }));
         }
-        for partition in &partitions {
-            if let Some(epoch) = self.epochs.remove(partition) {
-                self.left_epochs.insert(*partition, epoch);
+        let mut given_up = Vec::new();
+        for partition in partitions {
+            if let Some(epoch) = self.epochs.remove(&partition) {
+                self.left_epochs.insert(partition, epoch);
+                given_up.push((partition, epoch));
             }
-            self.handed_over.remove(partition);
+            self.handed_over.remove(&partition);
         }
         self.tenants.retain(|_, tenant| !tenant.endpoints.is_empty());
-        self.deeds.push(Deed::HandOver { partitions, lanes, in_flight });
+        self.deeds.push(Deed::HandOver { partitions: given_up, lanes, in_flight });
     }
 
     /// What waits for its payload, or for the record of its probe, has not been sent and will not be, so that there is nothing that the next owner had to wait for.

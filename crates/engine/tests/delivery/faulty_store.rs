@@ -10,10 +10,10 @@ use posthaste_core::scheduler::Seq;
 use posthaste_core::time::Timestamp;
 use posthaste_store::{
     Answer, Applied, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command, Commanded,
-    Commands, Configured, DeliveryQuery, DeliveryRow, EndpointQuery, Error, EventQuery, EventRow, Feed, HandedOver, Housekeeping,
-    Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NodeId, Overdue, Page, Partition, PlaceQuery, Published,
-    Record, RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow, SealedValues, StatisticsQuery, StatisticsStep, Store,
-    StoredEndpoint, StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
+    Commands, Configured, DeliveryQuery, DeliveryRow, EndpointQuery, Error, EventQuery, EventRow, Feed, GivenUp, HandedOver,
+    Housekeeping, Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NodeId, Overdue, Page, Partition, PlaceQuery,
+    Published, Record, RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow, SealedValues, StatisticsQuery, StatisticsStep,
+    Store, StoredEndpoint, StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
 };
 
 #[derive(Clone, Copy, Debug)]
@@ -167,7 +167,7 @@ impl Store for FaultyStore {
         join(node: NodeId) -> ();
         renew(node: NodeId) -> Result<(), Refusal>;
         claim(node: NodeId, share: usize) -> Result<Claimed, Refusal>;
-        hand_over(node: NodeId, partitions: Vec<Partition>, in_flight: Vec<HandedOver>) -> ();
+        hand_over(node: NodeId, given_up: GivenUp, in_flight: Vec<HandedOver>) -> ();
         nodes() -> Vec<NodeId>;
         close() -> ();
     }

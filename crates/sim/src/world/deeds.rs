@@ -12,7 +12,7 @@ use posthaste_core::timeout::Mode;
 use posthaste_engine::{
     After, Bodiless, CallFailure, Deed, Execution, HANDED_OVER_ASKED_EVERY, Next, Plan, Progress, StoreCall, StoreReply, Wake, plan,
 };
-use posthaste_store::{Error, HandedOver, NodeId, Page, Partition, Record, Recorded, RecordedAs, TakenUp, WindowAsked};
+use posthaste_store::{Epoch, Error, HandedOver, NodeId, Page, Partition, Record, Recorded, RecordedAs, TakenUp, WindowAsked};
 use rand::RngExt;
 use tokio::sync::mpsc::unbounded_channel;
 
@@ -514,15 +514,13 @@ impl World {
         let owner = self.nodes[node].owner.as_mut().expect("only who runs can stop");
         let is_late = !owner.is_at_rest();
         drop(owner.next_deeds(now));
-        let (lanes, partitions) = (owner.lane_states(), owner.partitions());
+        let lanes = owner.lane_states();
+        // Also what a claim has got that was broken off before it could say so.
+        let partitions = self.store.owned_by(member);
         self.visit("edge", if is_late { "stopped too late" } else { "stopped" });
         self.commit_records(member, &lanes)?;
         self.die(node);
         self.hand_over(member, &partitions, &[]);
-        if is_late {
-            // What it has given up, and nobody has heard of, is taken over when its lease ends.
-            self.store.abandon(member);
-        }
         self.later(Duration::from_millis(500), Step::Start { node });
         Ok(())
     }
@@ -536,11 +534,8 @@ impl World {
     }
 
     /// One transaction: what is in flight is written down with a deadline, and the partitions are nobody's.
-    pub(super) fn hand_over(&mut self, leaver: Member, partitions: &[Partition], in_flight: &[HandedOver]) {
+    pub(super) fn hand_over(&mut self, leaver: Member, partitions: &[(Partition, Epoch)], in_flight: &[HandedOver]) {
         self.store.hand_over(leaver, partitions, in_flight);
-        let (heir, delay) = (self.random.random_range(0..self.nodes.len()), self.soon(50));
-        let heir = if heir == leaver.0 { (heir + 1) % self.nodes.len() } else { heir };
-        self.later(delay, Step::Claim { node: heir });
     }
 
     /// What is said now is what was said before, from the next change on.

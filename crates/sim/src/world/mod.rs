@@ -9,6 +9,7 @@
 
 mod clock;
 mod deeds;
+mod members;
 mod people;
 mod receivers;
 mod store;
@@ -29,7 +30,10 @@ use posthaste_core::retention::Keeping;
 use posthaste_core::scheduler::{Entry, LaneConfig, Limits, TenantConfig};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::{Mode, TimeoutRules};
-use posthaste_engine::{CallFailure, Deed, Errand, HandedOver, Life, Options, Owner, StoreCall, StoreReply, Sweeper, Wake};
+use posthaste_engine::{
+    CallFailure, Deed, Errand, HandedOver, Life, MembershipCall, MembershipMachine, MembershipReply, Options, Owner, StoreCall,
+    StoreReply, Sweeper, Wake,
+};
 use posthaste_store::{Clock, Partition, partition_of};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -186,8 +190,9 @@ struct Node {
     frozen_until: Option<Timestamp>,
     /// What it wanted done when it froze is done all the same: the request had left.
     reaches_the_store: bool,
-    /// By its own clock, since it was last seen to renew it; `None` while it does.
-    lease_ends_at: Option<Timestamp>,
+    membership: MembershipMachine,
+    /// It renews its lease again and again, and that is not run.
+    rests: bool,
     /// Of the records that were on their way when it died, so many are still committed.
     last_words: u32,
     /// News of commits comes in the order of the commits.
@@ -286,20 +291,26 @@ enum Step {
         asked: Box<posthaste_store::Asked>,
     },
     Crash,
-    TakeOver {
-        dead: usize,
-    },
-    Freeze,
-    Thaw {
+    /// The store sees a call of a node's membership.
+    MemberCalls {
         node: usize,
+        incarnation: u64,
+        asked_at: Timestamp,
+        call: Box<MembershipCall>,
     },
-    /// A node finds that its lease has ended.
-    LeaseEnds {
+    /// A node hears how it ended; `None` if it has panicked.
+    MemberReply {
+        node: usize,
+        incarnation: u64,
+        asked_at: Timestamp,
+        reply: Box<Option<MembershipReply>>,
+    },
+    MembershipRestarts {
         node: usize,
         incarnation: u64,
     },
-    /// A node takes what nobody has.
-    Claim {
+    Freeze,
+    Thaw {
         node: usize,
     },
     /// A tenant is handed to another node that is well.
@@ -370,6 +381,11 @@ pub(crate) struct World {
     /// When a number was last taken.
     numbered_at: Timestamp,
     store_fails_until: Timestamp,
+    began_at: Timestamp,
+    /// When something last happened to a node.
+    troubled_at: Timestamp,
+    /// How many partitions a node takes at first.
+    first_share: usize,
     /// When a node last ran again after it was frozen.
     thawed_at: Timestamp,
     /// Rows that have ended lately, as owners before have recorded.
@@ -453,6 +469,9 @@ impl World {
             questions: Vec::new(),
             numbered_at: now,
             store_fails_until: now,
+            began_at: now,
+            troubled_at: now,
+            first_share: usize::MAX,
             thawed_at: now,
             recorded_elsewhere: Vec::new(),
             store_failed_at: now,
@@ -473,7 +492,8 @@ impl World {
                 wakes: BTreeSet::new(),
                 frozen_until: None,
                 reaches_the_store: false,
-                lease_ends_at: None,
+                membership: MembershipMachine::new(false),
+                rests: false,
                 last_words: 0,
                 feed_until: now,
                 feed_has_overflowed: false,
@@ -492,8 +512,7 @@ impl World {
             let id = TenantId::parse(&format!("tenant-{number}")).expect("a valid id");
             let config = draw::tenant_config(&mut world.random);
             let partition = partition_of(&id);
-            let owner = Some((number % world.nodes.len(), 0));
-            let holding = Holding { owner, epoch: 1, is_handed_over: false, is_trusted: true };
+            let holding = Holding { owner: None, epoch: 1, is_handed_over: false, is_trusted: true };
             // Some share one.
             world.store.partitions.entry(partition).or_insert(holding);
             world.tenants.push(Tenant { id, config, partition, version: 1, created_at: now });
@@ -519,8 +538,14 @@ impl World {
                 });
             }
         }
+        // In some worlds one node has everything, and others stand by.
+        if random.random_range(0..3u32) > 0 {
+            world.first_share = world.store.partitions.len().div_ceil(node_count);
+        }
         for node in 0..world.nodes.len() {
-            world.later(Duration::ZERO, Step::Claim { node });
+            let incarnation = world.nodes[node].incarnation;
+            world.nodes[node].membership = MembershipMachine::new(world.store.kind == Kind::Postgres);
+            world.later(Duration::ZERO, Step::MembershipRestarts { node, incarnation });
         }
         world.drift();
         world.sweeps_go_on();
@@ -654,15 +679,15 @@ impl World {
             Step::Erase => self.erase(),
             Step::Asked { question, asked } => self.asked(*question, *asked)?,
             Step::Crash => self.crash(),
-            Step::TakeOver { dead } => self.take_over(dead),
+            Step::MemberCalls { node, incarnation, asked_at, call } => self.member_calls(node, incarnation, asked_at, *call)?,
+            Step::MemberReply { node, incarnation, asked_at, reply } => self.member_hears(node, incarnation, asked_at, *reply)?,
+            Step::MembershipRestarts { node, incarnation } => self.restart_membership(node, incarnation)?,
             Step::Freeze => self.freeze(),
             Step::Thaw { node } => self.thaw(node)?,
-            Step::LeaseEnds { node, incarnation } => self.lease_ends(node, incarnation)?,
-            Step::Claim { node } => self.claim(node)?,
             Step::Transfer => self.transfer()?,
             Step::Stop => self.stop()?,
             Step::StopsAtLast { node, incarnation } => self.stop_at_last(node, incarnation)?,
-            Step::Start { node } => self.start(node),
+            Step::Start { node } => self.start(node)?,
             Step::Replay => self.replay(),
             Step::ReplayGoesOn { replay } => self.go_on_with(replay)?,
             Step::Count { node, incarnation } => self.count(node, incarnation)?,
@@ -745,6 +770,10 @@ impl World {
             return Ok(());
         }
         let Some(owner) = &node.owner else { return Ok(()) };
+        // It has given it up, and the database does not know yet.
+        if !owner.partitions().contains(&tenant.partition) {
+            return Ok(());
+        }
         if !owner.is_bounded() {
             let what = format!("at {}: what a node keeps of its lanes is out of bounds", self.now.to_rfc3339());
             return Err(Violation { promise: "I40", what });

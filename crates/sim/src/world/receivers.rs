@@ -39,8 +39,7 @@ impl World {
 
     /// Looked at just before the first byte leaves.
     pub(super) fn may_send(&self, node: usize) -> bool {
-        let lease_has_ended = self.nodes[node].lease_ends_at.is_some_and(|at| at <= self.real);
-        !lease_has_ended || plant::is(Plant::FrozenNodeGoesOn)
+        self.has_lease(node) || plant::is(Plant::FrozenNodeGoesOn)
     }
 
     pub(super) fn send(&mut self, node: usize, sending: Sending) -> Result<(), Violation> {

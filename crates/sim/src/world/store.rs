@@ -153,6 +153,8 @@ pub(crate) struct Store {
     backlogs: Vec<Backlog>,
     highest_committed: Seq,
     pub(crate) partitions: BTreeMap<Partition, Holding>,
+    /// Who is a member, and until when; `None` while nothing happens to it.
+    leases: BTreeMap<Member, Option<Timestamp>>,
     pub(crate) promised: BTreeMap<Seq, Promised>,
     /// By endpoint: what owners have written.
     pub(crate) lanes: BTreeMap<usize, LaneState>,
@@ -181,6 +183,7 @@ impl Store {
             backlogs: Vec::new(),
             highest_committed: 0,
             partitions: BTreeMap::new(),
+            leases: BTreeMap::new(),
             promised: BTreeMap::new(),
             lanes: BTreeMap::new(),
             minutes: BTreeMap::new(),
@@ -463,42 +466,78 @@ impl Store {
         Committed { result: RecordedAs::Done, is_late, is_forbidden: !may_write, disables }
     }
 
-    /// Gives partitions up, as far as they are still this member's.
-    pub(crate) fn hand_over(&mut self, leaver: Member, partitions: &[Partition], in_flight: &[HandedOver]) {
+    /// Gives partitions up, as far as they are still this member's under these epochs.
+    pub(crate) fn hand_over(&mut self, leaver: Member, partitions: &[(Partition, Epoch)], in_flight: &[HandedOver]) {
+        let is_given_up = |partition: Partition, holding: &Holding| {
+            let is_same = plant::is(Plant::LateHandOver) && partitions.iter().any(|(given, _)| *given == partition);
+            holding.owner == Some(leaver) && (is_same || partitions.contains(&(partition, holding.epoch)))
+        };
         for handed_over in in_flight {
             let row = &self.rows[row_number(handed_over.seq)];
             let partition = row.partition;
             let holding = &self.partitions[&partition];
             let is_in_flight = row.due().is_some() && row.attempts + 1 == handed_over.attempt;
-            if is_in_flight && holding.owner == Some(leaver) && partitions.contains(&partition) {
+            if is_in_flight && is_given_up(partition, holding) {
                 let promised = Promised { by: leaver, epoch: holding.epoch, until: handed_over.until };
                 self.promised.insert(handed_over.seq, promised);
             }
         }
-        for partition in partitions {
-            let holding = self.partitions.get_mut(partition).expect("all are here");
-            if holding.owner == Some(leaver) {
+        for (partition, holding) in &mut self.partitions {
+            if is_given_up(*partition, holding) {
                 *holding = Holding { owner: None, is_handed_over: holding.is_trusted, ..*holding };
             }
         }
     }
 
-    pub(crate) fn owned_by(&self, member: Member) -> Vec<Partition> {
+    pub(crate) fn owned_by(&self, member: Member) -> Vec<(Partition, Epoch)> {
         let own = self.partitions.iter().filter(|(_, holding)| holding.owner == Some(member));
-        own.map(|(partition, _)| *partition).collect()
+        own.map(|(partition, holding)| (*partition, holding.epoch)).collect()
     }
 
-    /// Nobody has what this member had.
-    pub(crate) fn abandon(&mut self, member: Member) {
-        for holding in self.partitions.values_mut().filter(|holding| holding.owner == Some(member)) {
-            *holding = Holding { owner: None, is_handed_over: false, is_trusted: false, ..*holding };
+    /// This member is believed to be alive until then.
+    pub(crate) fn renew(&mut self, member: Member, until: Timestamp) {
+        self.leases.insert(member, Some(until));
+    }
+
+    /// Nothing happens to this member for a while: its lease does not end.
+    pub(crate) fn rest(&mut self, member: Member) {
+        self.leases.insert(member, None);
+    }
+
+    pub(crate) fn has_lease(&self, member: Member, at: Timestamp) -> bool {
+        self.leases.get(&member).is_some_and(|until| until.is_none_or(|until| at < until))
+    }
+
+    /// What members had whose lease has ended has no owner; SQLite has one process, and what any other had is free. Answers who
+    /// had it.
+    pub(crate) fn free_orphans(&mut self, claimant: Member, at: Timestamp) -> BTreeSet<Member> {
+        self.leases.retain(|_, until| until.is_none_or(|until| at < until));
+        let (kind, leases) = (self.kind, &self.leases);
+        let is_live = |owner: &Member| match kind {
+            Kind::Sqlite => *owner == claimant,
+            Kind::Postgres => leases.contains_key(owner),
+        };
+        let mut freed = BTreeSet::new();
+        for holding in self.partitions.values_mut() {
+            if let Some(dead) = holding.owner.filter(|owner| !is_live(owner)) {
+                freed.insert(dead);
+                *holding = Holding { owner: None, is_handed_over: false, is_trusted: false, ..*holding };
+            }
         }
+        freed
     }
 
-    /// Takes what nobody has. Answers all that the member has then, and which of it is new.
-    pub(crate) fn claim(&mut self, now: Timestamp, member: Member, endpoints: &[Endpoint]) -> (Claimed, Vec<Partition>) {
+    /// Takes what nobody has, up to its share. Answers all that the member has then, and which of it is new.
+    pub(crate) fn claim(
+        &mut self,
+        now: Timestamp,
+        member: Member,
+        share: usize,
+        endpoints: &[Endpoint],
+    ) -> (Claimed, Vec<Partition>) {
+        let room = share.saturating_sub(self.owned_by(member).len());
         let (mut taken, mut handed_over) = (Vec::new(), Vec::new());
-        for (partition, holding) in self.partitions.iter_mut().filter(|(_, holding)| holding.owner.is_none()) {
+        for (partition, holding) in self.partitions.iter_mut().filter(|(_, holding)| holding.owner.is_none()).take(room) {
             taken.push(*partition);
             handed_over.extend(Some(*partition).filter(|_| holding.is_handed_over));
             *holding = Holding { owner: Some(member), epoch: holding.epoch + 1, is_handed_over: false, ..*holding };

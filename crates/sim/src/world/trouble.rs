@@ -6,12 +6,9 @@ use posthaste_engine::{COMMITTED_AFTER, HandedOver, Owner, SWEPT_EVERY, Sweeper,
 use posthaste_store::LEASE;
 use rand::RngExt;
 
-use super::store::Kind;
+use super::store::{Kind, Member};
 use super::{Step, World};
 use crate::checker::Violation;
-
-/// How long before its lease ends a node stops by its own clock.
-const MARGIN: Duration = Duration::from_millis(500);
 
 impl World {
     /// What waits for a node that is frozen waits until it runs again. Receivers and the database go on.
@@ -24,11 +21,15 @@ impl World {
             | Step::AskHandedOver { node, .. }
             | Step::ConfigurationMoves { node }
             | Step::Count { node, .. }
+            | Step::MemberReply { node, .. }
+            | Step::MembershipRestarts { node, .. }
             | Step::StopsAtLast { node, .. } => *node,
             Step::Returned { running, .. } => running.node,
             // What it wanted done may have left before it froze.
             Step::Call { running, .. } if !self.nodes[running.node].reaches_the_store => running.node,
+            Step::MemberCalls { node, .. } if !self.nodes[*node].reaches_the_store => *node,
             Step::Call { .. }
+            | Step::MemberCalls { .. }
             | Step::Publish
             | Step::Commit { .. }
             | Step::Answer { .. }
@@ -40,11 +41,8 @@ impl World {
             | Step::Erase
             | Step::Asked { .. }
             | Step::Crash
-            | Step::TakeOver { .. }
             | Step::Freeze
             | Step::Thaw { .. }
-            | Step::LeaseEnds { .. }
-            | Step::Claim { .. }
             | Step::Transfer
             | Step::Stop
             | Step::Start { .. }
@@ -73,10 +71,12 @@ impl World {
             return;
         }
         self.visit("fault", "crash");
+        self.trouble_begins();
         self.nodes[node].last_words = self.random.random_range(0..3u32);
         self.die(node);
-        let after = if self.nodes.len() == 1 { Duration::from_millis(500) } else { LEASE };
-        self.later(after, Step::TakeOver { dead: node });
+        // Before others have noticed, or after.
+        let after = Duration::from_millis([500, 10_000][self.random.random_range(0..2usize)]);
+        self.later(after, Step::Start { node });
     }
 
     /// Nothing of it is left.
@@ -87,7 +87,7 @@ impl World {
         dead.owner = None;
         dead.incarnation += 1;
         dead.counts_soon = false;
-        dead.lease_ends_at = None;
+        dead.rests = false;
         dead.stops_by = None;
     }
 
@@ -97,17 +97,15 @@ impl World {
         if !self.is_well(node) || self.is_healed {
             return Ok(());
         }
+        self.trouble_begins();
         let request_max = self.options.request_max();
         self.nodes[node].stops_by = Some(self.real + request_max);
         self.nodes[node].owner.as_mut().expect("it is well").stop();
         let incarnation = self.nodes[node].incarnation;
         self.later(request_max, Step::StopsAtLast { node, incarnation });
-        if self.nodes.len() > 1 {
-            // Others go on with the rest while what is in flight ends here.
-            let partitions = self.store.owned_by((node, self.nodes[node].member));
-            return self.deliver(node, Wake::GiveUp(partitions));
-        }
-        self.pump(node)
+        // Others go on with the rest while what is in flight ends here.
+        let given_up = self.nodes[node].membership.prepare_to_leave();
+        if given_up.is_empty() { self.pump(node) } else { self.deliver(node, Wake::GiveUp(given_up)) }
     }
 
     /// It does not wait any longer for what has not ended.
@@ -119,8 +117,9 @@ impl World {
     }
 
     /// It runs again, and owns nothing yet.
-    pub(super) fn start(&mut self, node: usize) {
+    pub(super) fn start(&mut self, node: usize) -> Result<(), Violation> {
         if self.nodes[node].owner.is_none() {
+            self.trouble_begins();
             let owner = self.by_clock_of(node, |world| Owner::new(world.now, world.options.clone()));
             let started = &mut self.nodes[node];
             started.owner = Some(owner);
@@ -129,7 +128,9 @@ impl World {
             (started.sweeps_soon, started.feed_has_overflowed) = (false, false);
             (started.handed_over, started.asks_soon) = (HandedOver::default(), false);
             self.sweeps_go_on();
+            self.join(node)?;
         }
+        Ok(())
     }
 
     /// As long as something is being written, each node looks for what others have committed.
@@ -172,9 +173,13 @@ impl World {
     }
 
     /// Whatever this node has in flight may be sent once more.
-    fn lose(&mut self, node: usize) {
-        let member = (node, self.nodes[node].member);
-        for row in self.unrecorded.iter().filter(|(_, by)| by.0 == node).map(|(row, _)| *row).collect::<Vec<_>>() {
+    pub(super) fn lose(&mut self, node: usize) {
+        self.lose_member((node, self.nodes[node].member));
+    }
+
+    /// Whatever this member has in flight may be sent once more.
+    pub(super) fn lose_member(&mut self, member: Member) {
+        for row in self.unrecorded.iter().filter(|(_, by)| **by == member).map(|(row, _)| *row).collect::<Vec<_>>() {
             self.unrecorded.remove(&row);
             self.checker.lost(row);
         }
@@ -184,7 +189,7 @@ impl World {
     }
 
     /// This node knows nothing any more of what it has begun.
-    fn forget(&mut self, node: usize) {
+    pub(super) fn forget(&mut self, node: usize) {
         for key in self.bodiless.keys().filter(|(by, _)| by.0 == node).copied().collect::<Vec<_>>() {
             let hit = self.bodiless.remove(&key).expect("just found");
             self.in_flight.remove(&hit);
@@ -200,16 +205,12 @@ impl World {
         }
         let span = Duration::from_secs([2, 20][self.random.random_range(0..2usize)]);
         self.visit("fault", if span > LEASE { "frozen past its lease" } else { "frozen for a moment" });
-        let (reaches_the_store, is_alone) = (self.random.random_range(0..2u32) == 0, self.nodes.len() == 1);
+        self.trouble_begins();
+        let reaches_the_store = self.random.random_range(0..2u32) == 0;
         let frozen = &mut self.nodes[node];
         frozen.frozen_until = Some(self.real + span);
         frozen.reaches_the_store = reaches_the_store;
-        // Where nobody else can take over, it never ends.
-        frozen.lease_ends_at = Some(self.real + LEASE - MARGIN).filter(|_| !is_alone);
         self.later(span, Step::Thaw { node });
-        if span > LEASE && !is_alone {
-            self.later(LEASE, Step::TakeOver { dead: node });
-        }
     }
 
     /// It goes on where it was, until it finds that its lease has ended.
@@ -221,102 +222,30 @@ impl World {
                 self.checker.catching_up(endpoint, self.now);
             }
         }
-        if self.nodes[node].lease_ends_at.is_some_and(|at| at <= self.real) {
-            let (delay, incarnation) = (self.soon(20), self.nodes[node].incarnation);
-            self.later(delay, Step::LeaseEnds { node, incarnation });
-        } else {
-            self.nodes[node].lease_ends_at = None;
-        }
+        self.trouble_begins();
         self.pump(node)
-    }
-
-    /// It drops everything and joins under another name.
-    pub(super) fn lease_ends(&mut self, node: usize, incarnation: u64) -> Result<(), Violation> {
-        if self.nodes[node].incarnation != incarnation {
-            return Ok(());
-        }
-        self.lose(node);
-        self.forget(node);
-        self.store.abandon((node, self.nodes[node].member));
-        self.nodes[node].member += 1;
-        self.nodes[node].lease_ends_at = None;
-        self.nodes[node].handed_over.clear();
-        self.deliver(node, Wake::LeaseEnded)?;
-        let delay = self.soon(50);
-        self.later(delay, Step::Claim { node });
-        Ok(())
     }
 
     /// A tenant's owner is asked to give it up. What is in flight there it still finishes.
     pub(super) fn transfer(&mut self) -> Result<(), Violation> {
         let partition = self.tenants[self.random.random_range(0..self.tenants.len())].partition;
         let Some((from, member)) = self.store.partitions[&partition].owner else { return Ok(()) };
-        let is_well = self.is_well(from) && self.nodes[from].member == member && self.nodes[from].lease_ends_at.is_none();
+        let is_well = self.is_well(from) && self.nodes[from].member == member && self.has_lease(from);
         if self.nodes.len() == 1 || !is_well {
             return Ok(());
         }
         self.visit("edge", "handed over");
+        self.trouble_begins();
         self.deliver(from, Wake::GiveUp(vec![partition]))
-    }
-
-    /// A node is taken for dead: what it had is nobody's, and somebody takes it. If it has died it starts again.
-    pub(super) fn take_over(&mut self, dead: usize) {
-        let is_frozen = self.nodes[dead].frozen_until.is_some();
-        let others = (0..self.nodes.len()).filter(|node| *node != dead && self.is_well(*node)).count();
-        if is_frozen && others == 0 {
-            // It finds out by itself.
-            return;
-        }
-        let member = (dead, self.nodes[dead].member);
-        if is_frozen {
-            self.lose(dead);
-        } else {
-            self.start(dead);
-        }
-        self.store.abandon(member);
-        let heir = self.random.random_range(0..self.nodes.len());
-        self.later(Duration::ZERO, Step::Claim { node: heir });
-    }
-
-    /// Takes what nobody has, and hears what it owns. Another node does it if this one is not well.
-    pub(super) fn claim(&mut self, node: usize) -> Result<(), Violation> {
-        let is_able = |node: &usize| {
-            let stays = self.nodes[*node].lease_ends_at.is_none() && self.nodes[*node].stops_by.is_none();
-            self.is_well(*node) && stays
-        };
-        let Some(node) = Some(node).filter(is_able).or_else(|| (0..self.nodes.len()).find(is_able)) else {
-            self.later(Duration::from_millis(500), Step::Claim { node });
-            return Ok(());
-        };
-        let member = (node, self.nodes[node].member);
-        let (mut claimed, taken) = self.store.claim(self.now, member, &self.endpoints);
-        // PostgreSQL does not say so.
-        if self.store.kind == Kind::Postgres {
-            claimed.handed_over.clear();
-        }
-        for (number, endpoint) in self.endpoints.iter().enumerate() {
-            if taken.contains(&self.tenants[endpoint.tenant].partition) {
-                self.checker.taken_over(number, self.store.memory(number), self.now);
-            }
-        }
-        if !taken.is_empty() {
-            self.visit("edge", if claimed.handed_over.is_empty() { "taken over" } else { "taken over with all that was known" });
-        }
-        let leave_alone = claimed.leave_alone.clone();
-        self.deliver(node, Wake::Owns(claimed))?;
-        self.nodes[node].handed_over.add(&leave_alone);
-        if !leave_alone.is_empty() && !self.nodes[node].asks_soon {
-            self.nodes[node].asks_soon = true;
-            let incarnation = self.nodes[node].incarnation;
-            self.later(Duration::ZERO, Step::AskHandedOver { node, incarnation });
-        }
-        Ok(())
     }
 
     /// The store answers nobody for a while.
     pub(super) fn outage(&mut self) {
-        let span = self.soon(3_000);
+        // Some outlast every lease.
+        let most = [3_000, 3_000, 12_000][self.random.random_range(0..3usize)];
+        let span = self.soon(most);
         if !self.is_healed {
+            self.trouble_begins();
             self.store_fails_until = self.real + span;
         }
     }

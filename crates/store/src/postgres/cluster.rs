@@ -11,7 +11,7 @@ use tokio_postgres::Row;
 use super::connection::{Connection, Problem, Use};
 use super::{Database, row};
 use crate::columns::{corrupt, limit, millis, signed, unsigned};
-use crate::{Claimed, Epoch, Error, HandedOver, LEASE, LeaveAlone, NodeId, Partition, Refusal};
+use crate::{Claimed, Epoch, Error, GivenUp, HandedOver, LEASE, LeaveAlone, NodeId, Partition, Refusal};
 
 impl Database {
     pub(super) async fn join(&self, node: NodeId) -> Result<(), Error> {
@@ -42,13 +42,15 @@ impl Database {
         self.transact_by(Use::Work, |connection| async move { claim(&connection, &bytes(node), share).await }).await
     }
 
-    pub(super) async fn hand_over(
-        &self,
-        node: NodeId,
-        partitions: Vec<Partition>,
-        in_flight: Vec<HandedOver>,
-    ) -> Result<(), Error> {
-        let partitions = &partitions.into_iter().filter_map(|partition| i16::try_from(partition).ok()).collect::<Vec<_>>();
+    pub(super) async fn hand_over(&self, node: NodeId, given_up: GivenUp, in_flight: Vec<HandedOver>) -> Result<(), Error> {
+        let (partitions, epochs) = match given_up {
+            GivenUp::Everything => (None, None),
+            GivenUp::Partitions(partitions) => {
+                let ids = partitions.iter().filter_map(|(partition, _)| i16::try_from(*partition).ok()).collect::<Vec<_>>();
+                (Some(ids), Some(partitions.iter().map(|(_, epoch)| signed(*epoch)).collect::<Vec<i64>>()))
+            }
+        };
+        let (partitions, epochs) = (&partitions, &epochs);
         // The last word about each, because one statement writes a row once.
         let in_flight: BTreeMap<Seq, HandedOver> = in_flight.into_iter().map(|one| (one.seq, one)).collect();
         let seqs = &in_flight.keys().copied().map(signed).collect::<Vec<i64>>();
@@ -56,9 +58,9 @@ impl Database {
         let untils = &in_flight.values().map(|one| one.until.as_millis()).collect::<Vec<i64>>();
         self.transact_by(Use::Work, |connection| async move {
             let node = bytes(node);
-            connection.execute(LOCK_OWN, &[&node, partitions]).await?;
-            connection.execute(HAND_OVER, &[&node, partitions, seqs, attempts, untils]).await?;
-            connection.execute(GIVE_UP, &[&node, partitions]).await?;
+            connection.execute(LOCK_OWN, &[&node, partitions, epochs]).await?;
+            connection.execute(HAND_OVER, &[&node, partitions, epochs, seqs, attempts, untils]).await?;
+            connection.execute(GIVE_UP, &[&node, partitions, epochs]).await?;
             Ok(())
         })
         .await
@@ -159,14 +161,25 @@ const SELECT_LEAVE_ALONE: &str =
 const SELECT_HANDED_OVER_LEFT: &str = "SELECT d.seq FROM handed_over h JOIN deliveries d ON d.seq = h.delivery_seq
      WHERE h.delivery_seq = ANY($1::bigint[]) AND h.until_ms > (extract(epoch FROM clock_timestamp()) * 1000)::bigint
        AND d.status = 'waiting'";
-const LOCK_OWN: &str = "SELECT id FROM partitions WHERE owner = $1 AND id = ANY($2::smallint[]) ORDER BY id FOR UPDATE";
+/// Of the partitions `p`, those that the node $1 gives up: of $2 the ones whose epochs are still those of $3, or all that it owns.
+macro_rules! is_given_up {
+    () => {
+        "p.owner = $1 AND ($2::smallint[] IS NULL
+           OR (p.id, p.epoch) IN (SELECT given.id, given.epoch FROM unnest($2::smallint[], $3::bigint[]) AS given (id, epoch)))"
+    };
+}
+
+const LOCK_OWN: &str = concat!("SELECT id FROM partitions p WHERE ", is_given_up!(), " ORDER BY id FOR UPDATE");
 /// After the lock, so that it sees what was recorded before: that is not in flight any more, and waiting for its record would
 /// block its key and its slot for nothing.
-const HAND_OVER: &str = "INSERT INTO handed_over (delivery_seq, epoch, until_ms)
+const HAND_OVER: &str = concat!(
+    "INSERT INTO handed_over (delivery_seq, epoch, until_ms)
      SELECT d.seq, p.epoch, left_over.until_ms
-     FROM unnest($3::bigint[], $4::int[], $5::bigint[]) AS left_over (seq, attempt, until_ms)
+     FROM unnest($4::bigint[], $5::int[], $6::bigint[]) AS left_over (seq, attempt, until_ms)
      JOIN deliveries d ON d.seq = left_over.seq AND d.status = 'waiting' AND d.attempts = left_over.attempt - 1
-     JOIN partitions p ON p.id = d.partition AND p.owner = $1 AND p.id = ANY($2::smallint[])
-     ON CONFLICT (delivery_seq) DO UPDATE SET epoch = excluded.epoch, until_ms = excluded.until_ms";
-const GIVE_UP: &str = "UPDATE partitions SET owner = NULL WHERE owner = $1 AND id = ANY($2::smallint[])";
+     JOIN partitions p ON p.id = d.partition AND ",
+    is_given_up!(),
+    " ON CONFLICT (delivery_seq) DO UPDATE SET epoch = excluded.epoch, until_ms = excluded.until_ms"
+);
+const GIVE_UP: &str = concat!("UPDATE partitions p SET owner = NULL WHERE ", is_given_up!());
 const SELECT_NODES: &str = "SELECT id FROM nodes WHERE expires_at > clock_timestamp() ORDER BY id";

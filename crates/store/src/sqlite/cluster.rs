@@ -11,8 +11,8 @@ use rusqlite::params;
 use super::{SMALL, Sqlite, row};
 use crate::columns::{signed, unsigned};
 use crate::{
-    Applied, Claimed, Command, Commanded, Error, HandedOver, LaneShown, LeaveAlone, NodeId, PARTITIONS, Partition, Refusal,
-    partition_of,
+    Applied, Claimed, Command, Commanded, Error, GivenUp, HandedOver, LaneShown, LeaveAlone, NodeId, PARTITIONS, Partition,
+    Refusal, partition_of,
 };
 
 /// In this order, which a plain join would turn round: few were handed over, and a great many may wait.
@@ -71,7 +71,7 @@ impl Sqlite {
         }))
     }
 
-    pub(super) async fn hand_over(&self, node: NodeId, _: Vec<Partition>, in_flight: Vec<HandedOver>) -> Result<(), Error> {
+    pub(super) async fn hand_over(&self, node: NodeId, _: GivenUp, in_flight: Vec<HandedOver>) -> Result<(), Error> {
         if self.knows(node).is_err() {
             return Ok(());
         }

@@ -238,9 +238,9 @@ mod verbs {
     use super::{Feed, Sqlite};
     use crate::{
         Answer, Applied, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command,
-        Commanded, Commands, Configured, DeliveryQuery, DeliveryRow, EndpointQuery, EventQuery, EventRow, HandedOver, Housekeeping,
-        Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NodeId, Overdue, Page, Partition, PlaceQuery,
-        Published, Record, RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow, SealedValues, StatisticsQuery,
+        Commanded, Commands, Configured, DeliveryQuery, DeliveryRow, EndpointQuery, EventQuery, EventRow, GivenUp, HandedOver,
+        Housekeeping, Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NodeId, Overdue, Page, Partition,
+        PlaceQuery, Published, Record, RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow, SealedValues, StatisticsQuery,
         StatisticsStep, Store, StoredEndpoint, StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
     };
 
@@ -351,7 +351,7 @@ mod verbs {
             overdue(limit: usize) -> Vec<Overdue>;
             erase(tenant: Option<TenantId>, event: EventId, audit: Audit) -> bool;
             claim(node: NodeId, share: usize) -> Result<Claimed, Refusal>;
-            hand_over(node: NodeId, partitions: Vec<Partition>, in_flight: Vec<HandedOver>) -> ();
+            hand_over(node: NodeId, given_up: GivenUp, in_flight: Vec<HandedOver>) -> ();
             handed_over_left(deliveries: Vec<Seq>) -> Vec<Seq>;
             close() -> ();
         }

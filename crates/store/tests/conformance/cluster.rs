@@ -30,7 +30,7 @@ async fn what_a_leaver_has_in_flight_it_may_still_record_and_nothing_else(world:
     let now = world.store.now();
     let old = world.epoch;
     let in_flight = vec![in_flight(&promised, 1, later(now, 60)), in_flight(&late, 1, now)];
-    world.store.hand_over(world.node, (0..PARTITIONS).collect(), in_flight).await.unwrap();
+    world.store.hand_over(world.node, GivenUp::Everything, in_flight).await.unwrap();
     let options = world.options.clone();
     let world = world.reopened(options).await;
     let claimed = world.store.claim(world.node, usize::from(PARTITIONS)).await.unwrap().unwrap();
@@ -60,7 +60,7 @@ async fn what_was_recorded_before_it_is_handed_over_is_not_left_alone(world: Wor
     assert_eq!(world.try_once(&delivered, 1, 200, State::Delivered { at: now }).await, RecordedAs::Done);
     let until = later(now, 60);
     let handed_over = vec![in_flight(&tried, 1, until), in_flight(&delivered, 1, until), in_flight(&unsent, 1, until)];
-    world.store.hand_over(world.node, (0..PARTITIONS).collect(), handed_over).await.unwrap();
+    world.store.hand_over(world.node, GivenUp::Everything, handed_over).await.unwrap();
     let options = world.options.clone();
     let world = world.reopened(options).await;
     let claimed = world.store.claim(world.node, usize::from(PARTITIONS)).await.unwrap().unwrap();
@@ -74,7 +74,7 @@ async fn a_new_owner_can_ask_which_deliveries_are_still_in_flight_elsewhere(worl
     let (now, old) = (world.store.now(), world.epoch);
     let until = later(now, 60);
     let handed_over = vec![in_flight(&first, 1, until), in_flight(&second, 1, until), in_flight(&late, 1, now)];
-    world.store.hand_over(world.node, (0..PARTITIONS).collect(), handed_over).await.unwrap();
+    world.store.hand_over(world.node, GivenUp::Everything, handed_over).await.unwrap();
     let options = world.options.clone();
     let world = world.reopened(options).await;
     let asked = vec![first.seq, second.seq, late.seq, never.seq];

@@ -57,7 +57,7 @@ impl World {
 
     /// Closes it, and opens it with these options as another process would.
     pub(crate) async fn reopened(self, options: Options) -> World {
-        self.store.hand_over(self.node, (0..PARTITIONS).collect(), vec![]).await.unwrap();
+        self.store.hand_over(self.node, GivenUp::Everything, vec![]).await.unwrap();
         self.store.close().await.unwrap();
         self.opened_again(options).await
     }

@@ -11,8 +11,8 @@ use posthaste_core::id::{AttemptId, EndpointId, EventId, TenantId};
 use posthaste_core::scheduler::{Class, Want};
 use posthaste_core::text::{IdempotencyKey, Labels, OrderingKey};
 use posthaste_store::{
-    AttemptRecord, Audit, Change, Claimed, DeliveryQuery, Error, Keyring, MasterKey, NewEndpoint, NewEvent, NodeId, Options,
-    Postgres, Published, Record, Recorded, RecordedAs, Refusal, Store, WindowAsked, WindowRows, partition_of,
+    AttemptRecord, Audit, Change, Claimed, DeliveryQuery, Error, GivenUp, Keyring, MasterKey, NewEndpoint, NewEvent, NodeId,
+    Options, Postgres, Published, Record, Recorded, RecordedAs, Refusal, Store, WindowAsked, WindowRows, partition_of,
 };
 use posthaste_testpg::{Cut, Proxy, Server};
 
@@ -238,11 +238,15 @@ async fn i32_leases_end_and_partitions_move() {
     let (a, first) = join(&one, 200).await;
     let (b, second) = join(&two, 200).await;
     assert_eq!((first.partitions.len(), second.partitions.len()), (200, 56));
-    one.hand_over(a, (0..100).collect(), vec![]).await.unwrap();
+    let given_up: Vec<_> = first.partitions.iter().copied().filter(|(partition, _)| *partition < 100).collect();
+    one.hand_over(a, GivenUp::Partitions(given_up.clone()), vec![]).await.unwrap();
     let second = two.claim(b, 200).await.unwrap().unwrap();
     assert_eq!(second.partitions.len(), 156);
     let owned: BTreeSet<_> = second.partitions.iter().map(|(partition, _)| *partition).collect();
     assert!((0..100).all(|partition| owned.contains(&partition)));
+    // A request that comes once more, late, takes nothing away under a newer epoch.
+    two.hand_over(b, GivenUp::Partitions(given_up), vec![]).await.unwrap();
+    assert_eq!(two.claim(b, 200).await.unwrap().unwrap().partitions, second.partitions);
     // The lease is real time; the other one renews until the first is over.
     let deadline = Instant::now() + Duration::from_secs(30);
     while one.nodes().await.unwrap().contains(&a) {

@@ -20,9 +20,9 @@ use posthaste_core::text::{IdempotencyKey, Labels};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Adaptive;
 use posthaste_store::{
-    AttemptRecord, Audit, Change, DeliveryQuery, DeliveryRow, Epoch, Error, HandedOver, Housekeeping, Key, KeyHash, KeyScope,
-    Keyring, LaneShown, LaneState, MasterKey, NewEndpoint, NewEvent, NewReplay, NodeId, Options, Postgres, Record, Recorded,
-    ReplayFilter, Sqlite, Store, partition_of,
+    AttemptRecord, Audit, Change, DeliveryQuery, DeliveryRow, Epoch, Error, GivenUp, HandedOver, Housekeeping, Key, KeyHash,
+    KeyScope, Keyring, LaneShown, LaneState, MasterKey, NewEndpoint, NewEvent, NewReplay, NodeId, Options, Postgres, Record,
+    Recorded, ReplayFilter, Sqlite, Store, partition_of,
 };
 use posthaste_testpg::{Cut, Proxy, Server};
 use rusqlite::types::Value;
@@ -318,7 +318,7 @@ const CASES: &[Case] = &[
             let until = facts.store.now() + Duration::from_mins(1);
             facts.store.hand_over(
                 NODE,
-                (0..200).collect(),
+                GivenUp::Everything,
                 vec![HandedOver { seq: facts.waiting.seq, attempt: facts.waiting.attempts + 1, until }],
             )
         }),
@@ -520,7 +520,7 @@ async fn prepare(store: Arc<dyn Store>) {
     changed.policies.delivery_schedule = Override::Set(quiet);
     let change = Change::ReplaceEndpoint { endpoint: Box::new(changed), secrets: None, expected_version: None };
     store.configure(change, audit()).await.unwrap().unwrap();
-    store.hand_over(NODE, (0..256).collect(), vec![]).await.unwrap();
+    store.hand_over(NODE, GivenUp::Everything, vec![]).await.unwrap();
     store.close().await.unwrap();
 }
 
