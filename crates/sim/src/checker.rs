@@ -366,7 +366,9 @@ impl Checker {
         let lane_count = world.in_flight.values().filter(same_epoch).filter(|other| other.endpoint == hit.endpoint).count();
         let cap = endpoint.config.max_in_flight.max(if is_fresh { endpoint.before.config.max_in_flight } else { 0 });
         if lane_count >= cap as usize {
-            return fail("I25", format!("{} in flight at an endpoint that takes {cap}", lane_count + 1));
+            let others = world.in_flight.values().filter(same_epoch).filter(|other| other.endpoint == hit.endpoint);
+            let others: Vec<String> = others.map(|other| format!("{} since {}", other.row, other.turned_at.to_rfc3339())).collect();
+            return fail("I25", format!("{} in flight at an endpoint that takes {cap}: rows {others:?}", lane_count + 1));
         }
         let tenant = &world.tenants[endpoint.tenant];
         let tenant_count = world

@@ -171,7 +171,7 @@ impl World {
 
     /// A delivery whose partition was given up, or whose endpoint was changed, while its payload was read, or its probe written, is sent
     /// later, by the next owner or by the same one.
-    fn drop_given_up(&mut self, node: usize, member: Member, delivery: DeliveryId) {
+    pub(super) fn drop_given_up(&mut self, node: usize, member: Member, delivery: DeliveryId) {
         let row = &self.store.rows[number_of_delivery(delivery)];
         let (partition, endpoint) = (row.partition, self.endpoints[row.endpoint].id);
         let owner = self.nodes[node].owner.as_ref();
@@ -281,8 +281,11 @@ impl World {
             return Ok(());
         }
         let is_out = self.real < self.store_fails_until;
+        // What can go wrong with a hand-over is that it comes twice.
+        let is_lost = matches!(call, StoreCall::HandOver { .. }) && !self.is_healed && self.random.random_range(0..3u32) == 0;
         let result = match self.random.random_range(0..900u32) {
             _ if is_out => Err(CallFailure::Store(Error::Unavailable("the store is away".into()))),
+            _ if is_lost => self.reply(writer, call)?.and(Err(CallFailure::Store(Error::Unknown))),
             0 if !self.is_healed => Err(CallFailure::Store(Error::Unavailable("the store is busy".into()))),
             // It was written, and nobody hears of it.
             1 if !self.is_healed => self.reply(writer, call)?.and(Err(CallFailure::Store(Error::Unknown))),

@@ -82,6 +82,7 @@ impl World {
         if self.nodes[node].incarnation != incarnation {
             return Ok(());
         }
+        let is_renewal = call == MembershipCall::Renew;
         let is_out = self.real < self.store_fails_until;
         let chance = self.random.random_range(0..300u32);
         let reply = match chance {
@@ -92,6 +93,10 @@ impl World {
             _ => self.member_reply(node, call)?,
         };
         let delay = self.member_call_takes();
+        if is_renewal && self.is_well(node) && std::mem::take(&mut self.nodes[node].freezes_at_renewal) && !self.is_healed {
+            self.visit("fault", "frozen before it heard of its renewal");
+            self.freeze_now(node);
+        }
         self.later(delay, Step::MemberReply { node, incarnation, asked_at, reply: Box::new(reply) });
         Ok(())
     }

@@ -188,6 +188,8 @@ struct Node {
     wakes: BTreeSet<Timestamp>,
     /// Nothing runs there until then.
     frozen_until: Option<Timestamp>,
+    /// It freezes when the database has next seen a renewal of its lease, before it hears of that.
+    freezes_at_renewal: bool,
     /// What it wanted done when it froze is done all the same: the request had left.
     reaches_the_store: bool,
     membership: MembershipMachine,
@@ -491,6 +493,7 @@ impl World {
                 member: 0,
                 wakes: BTreeSet::new(),
                 frozen_until: None,
+                freezes_at_renewal: false,
                 reaches_the_store: false,
                 membership: MembershipMachine::new(false),
                 rests: false,
@@ -597,7 +600,7 @@ impl World {
         let troubles: [(u32, fn() -> Step); 6] = [
             (4, || Step::Crash),
             (3, || Step::Freeze),
-            (6, || Step::Transfer),
+            (10, || Step::Transfer),
             (3, || Step::Stop),
             (3, || Step::Outage),
             (3, || Step::Damage),
@@ -724,6 +727,11 @@ impl World {
                 let member = (node, self.nodes[node].member);
                 records.iter().try_for_each(|record| self.decided(member, record))?;
             }
+        }
+        // What was given back before it was sent has freed its slot.
+        let member = (node, self.nodes[node].member);
+        for delivery in self.bodiless.keys().filter(|(by, _)| *by == member).map(|(_, delivery)| *delivery).collect::<Vec<_>>() {
+            self.drop_given_up(node, member, delivery);
         }
         // What goes at the same moment overtakes nobody.
         self.turning = deeds.iter().flat_map(turns).collect();

@@ -206,7 +206,12 @@ impl World {
             return;
         }
         // Mostly at once; now and then a busy node takes its time. In the order of the commits.
-        let most = if self.random.random_range(0..8u32) == 0 { 2000 } else { 3 };
+        let most = match self.random.random_range(0..40u32) {
+            0..5 => 2_000,
+            // Longer than a sweep and a change of owner take.
+            5..8 if self.store.kind == Kind::Postgres => 8_000,
+            _ => 3,
+        };
         let at = (self.real + self.soon(most)).max(self.nodes[publisher].feed_until);
         self.nodes[publisher].feed_until = at;
         let entries = rows.into_iter().map(|number| (number, self.store.rows[number].entry())).collect();

@@ -87,7 +87,7 @@ impl World {
         dead.owner = None;
         dead.incarnation += 1;
         dead.counts_soon = false;
-        dead.rests = false;
+        (dead.rests, dead.freezes_at_renewal) = (false, false);
         dead.stops_by = None;
     }
 
@@ -203,6 +203,15 @@ impl World {
         if !self.is_well(node) || self.is_healed {
             return;
         }
+        if self.store.kind == Kind::Postgres && self.random.random_range(0..3u32) == 0 {
+            self.trouble_begins();
+            self.nodes[node].freezes_at_renewal = true;
+            return;
+        }
+        self.freeze_now(node);
+    }
+
+    pub(super) fn freeze_now(&mut self, node: usize) {
         let span = Duration::from_secs([2, 20][self.random.random_range(0..2usize)]);
         self.visit("fault", if span > LEASE { "frozen past its lease" } else { "frozen for a moment" });
         self.trouble_begins();
@@ -228,7 +237,10 @@ impl World {
 
     /// A tenant's owner is asked to give it up. What is in flight there it still finishes.
     pub(super) fn transfer(&mut self) -> Result<(), Violation> {
-        let partition = self.tenants[self.random.random_range(0..self.tenants.len())].partition;
+        // Half of the time one that something was published to a moment ago.
+        let latest = self.store.rows.last().filter(|_| self.random.random_range(0..2u32) == 0).map(|row| row.partition);
+        let any = self.tenants[self.random.random_range(0..self.tenants.len())].partition;
+        let partition = latest.unwrap_or(any);
         let Some((from, member)) = self.store.partitions[&partition].owner else { return Ok(()) };
         let is_well = self.is_well(from) && self.nodes[from].member == member && self.has_lease(from);
         if self.nodes.len() == 1 || !is_well {
