@@ -140,8 +140,10 @@ impl Shape {
 const NEWS: Duration = Duration::from_secs(3);
 /// How long what a failed call was to bring may be late: two more tries, and what follows from them.
 const AFTER_FAILURE: Duration = Duration::from_secs(4);
-/// How long something may be due and held by nothing: its commit has to be heard of, and it has to be read.
-const PENDING_MAX: Duration = Duration::from_secs(4);
+/// How long something may be due and held by nothing once its owner has heard of it.
+const PENDING_MAX: Duration = Duration::from_secs(1);
+/// The same where its owner has to find it by itself: a sweep, and the reads that follow.
+const UNHEARD_MAX: Duration = Duration::from_secs(4);
 /// How long a change may take to be in force.
 const CHANGES: Duration = Duration::from_secs(1);
 
@@ -743,7 +745,8 @@ impl Checker {
             .chain(news)
             .flatten()
             .fold(since, Timestamp::max);
-        if world.now.since(since) > PENDING_MAX {
+        let most = if row.is_heard_of { PENDING_MAX } else { UNHEARD_MAX };
+        if world.now.since(since) > most {
             return Err(Violation {
                 promise: "I6",
                 what: format!(

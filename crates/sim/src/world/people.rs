@@ -136,6 +136,7 @@ impl World {
                 is_damaged,
                 is_erased: false,
                 is_hurried: false,
+                is_heard_of: false,
                 replayed_at: None,
             }));
         }
@@ -242,6 +243,10 @@ impl World {
         if self.nodes[node].incarnation != incarnation {
             // It has died over it. Whoever takes over looks for itself.
             return Ok(());
+        }
+        for (number, _) in &entries {
+            let endpoint = self.store.rows[*number].endpoint;
+            self.store.rows[*number].is_heard_of = self.owner_of(endpoint) == Some((node, self.nodes[node].member));
         }
         let fed = |(number, entry): (usize, Entry)| {
             let row = &self.store.rows[number];
@@ -529,6 +534,7 @@ impl World {
                 committed_at: now,
                 replayed_at: Some(replay.asked_at),
                 is_hurried: false,
+                is_heard_of: false,
                 ..original
             }));
         }

@@ -59,6 +59,8 @@ pub(crate) struct Row {
     pub(crate) is_erased: bool,
     /// Somebody wanted it to be sent at once.
     pub(crate) is_hurried: bool,
+    /// Its owner has heard of its commit.
+    pub(crate) is_heard_of: bool,
     /// When it was asked for, if it is a replay.
     pub(crate) replayed_at: Option<Timestamp>,
 }
