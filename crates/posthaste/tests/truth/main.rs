@@ -7,3 +7,4 @@ mod estimates;
 mod health;
 mod server;
 mod standing;
+mod urls;
