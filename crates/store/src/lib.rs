@@ -239,7 +239,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Answers all that the node owns then, and what earlier owners may still record.
     fn claim(&self, node: NodeId, share: usize) -> Answer<'_, Result<Claimed, Refusal>>;
     /// Gives partitions up. What is named is left alone by the next owner until then, and may be recorded under the old epoch,
-    /// unless its attempt has been recorded already, or it does not wait any more.
+    /// unless its attempt has been recorded already, or it does not wait any more; on PostgreSQL as long as the node's lease lasts.
     fn hand_over(&self, node: NodeId, partitions: Vec<Partition>, in_flight: Vec<HandedOver>) -> Answer<'_, ()>;
     /// By which master keys the secrets and headers of endpoints are sealed. Reads all endpoints.
     fn sealed_values(&self) -> Answer<'_, SealedValues>;

@@ -521,7 +521,7 @@ impl World {
         self.hand_over(member, &partitions, &[]);
         if is_late {
             // What it has given up, and nobody has heard of, is taken over when its lease ends.
-            self.store.abandon(member);
+            self.store.abandon(self.now, member);
         }
         self.later(Duration::from_millis(500), Step::Start { node });
         Ok(())

@@ -488,8 +488,11 @@ impl Store {
         own.map(|(partition, _)| *partition).collect()
     }
 
-    /// Nobody has what this member had.
-    pub(crate) fn abandon(&mut self, member: Member) {
+    /// Nobody has what this member had, and what it has handed over it does not record any more.
+    pub(crate) fn abandon(&mut self, now: Timestamp, member: Member) {
+        for promised in self.promised.values_mut().filter(|promised| promised.by == member) {
+            promised.until = promised.until.min(now);
+        }
         for holding in self.partitions.values_mut().filter(|holding| holding.owner == Some(member)) {
             *holding = Holding { owner: None, is_handed_over: false, is_trusted: false, ..*holding };
         }

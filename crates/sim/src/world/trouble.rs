@@ -237,7 +237,7 @@ impl World {
         }
         self.lose(node);
         self.forget(node);
-        self.store.abandon((node, self.nodes[node].member));
+        self.store.abandon(self.now, (node, self.nodes[node].member));
         self.nodes[node].member += 1;
         self.nodes[node].lease_ends_at = None;
         self.nodes[node].handed_over.clear();
@@ -273,7 +273,7 @@ impl World {
         } else {
             self.start(dead);
         }
-        self.store.abandon(member);
+        self.store.abandon(self.now, member);
         let heir = self.random.random_range(0..self.nodes.len());
         self.later(Duration::ZERO, Step::Claim { node: heir });
     }

@@ -11,6 +11,7 @@ use posthaste_core::text::{IdempotencyKey, OrderingKey, Version};
 use tokio::time::timeout;
 use tokio_postgres::Row;
 
+use super::cluster::is_awaited;
 use super::committer::Writing;
 use super::connection::{CommitId, Connection, Flight, INSERT_COMMIT, Problem, Remedy, Tries, Use};
 use super::row::{self, Parameters, optional_storable, storable};
@@ -592,7 +593,7 @@ const DELETE_HANDED_OVER: &str = "DELETE FROM handed_over WHERE delivery_seq = A
 /// Answers a row for each that may be recorded, and another for each that was: deliveries move on, their attempts are kept, and
 /// the lane is written, together.
 macro_rules! record {
-    ($comment:literal, $allowed:literal, $commit:literal) => {
+    ($comment:literal, $allowed:expr, $commit:literal) => {
         concat!(
             $comment,
             "WITH given AS (
@@ -664,11 +665,13 @@ const RECORD_AT_ONCE: &str =
 /// Under an old epoch a leaver may record exactly what it said it would.
 const RECORD_LATE: &str = record!(
     "",
-    "allowed AS MATERIALIZED (
+    concat!(
+        "allowed AS MATERIALIZED (
        SELECT g.* FROM given g WHERE EXISTS (
-         SELECT 1 FROM handed_over h WHERE h.delivery_seq = g.seq AND h.epoch = g.epoch
-           AND h.until_ms > (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
-     )",
+         SELECT 1 FROM handed_over h WHERE h.delivery_seq = g.seq AND h.epoch = g.epoch AND ",
+        is_awaited!(),
+        "))"
+    ),
     ""
 );
 const SELECT_CLASSES: &str = "SELECT DISTINCT event_slot & 3 AS class FROM deliveries WHERE seq = ANY($1)";

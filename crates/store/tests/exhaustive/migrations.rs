@@ -171,7 +171,8 @@ const DOWNGRADE_POSTGRES: &str =
     "ALTER TABLE tenants DROP COLUMN events_swept_to; ALTER TABLE tenants DROP COLUMN events_deleted_to;
      CREATE INDEX idempotency_keys_by_expiry ON idempotency_keys (expires_at_ms); DROP INDEX idempotency_keys_by_kind_and_expiry;
      DROP TABLE commands; DROP TABLE lanes_shown; DROP INDEX idempotency_keys_by_id;
-     ALTER TABLE events_kept DROP COLUMN trace_context; ALTER TABLE attempts_kept DROP COLUMN endpoint_version;";
+     ALTER TABLE events_kept DROP COLUMN trace_context; ALTER TABLE attempts_kept DROP COLUMN endpoint_version;
+     ALTER TABLE handed_over DROP COLUMN node;";
 
 fn by_hand(data: &Path, sql: &str) {
     rusqlite::Connection::open(data.join("posthaste.db")).unwrap().execute_batch(sql).unwrap();
