@@ -3,7 +3,7 @@
 //! How a delivery stands is computed when it is read, from the row, its endpoint, and what the owner of the lane has shown of
 //! it; nothing of that is stored.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use axum::response::Response;
 use http::StatusCode;
@@ -16,15 +16,15 @@ use posthaste_core::tenant::Tenant;
 use posthaste_core::text::Label;
 use posthaste_core::time::{Timestamp, millis};
 use posthaste_store::{
-    AttemptRecord, BacklogQuery, Command, Commanded, Cursor, DeliveryQuery, DeliveryRow, EventRow, LaneBacklog, Page, PlaceQuery,
-    StatusFilter, Whose,
+    AttemptRecord, BacklogQuery, Command, Commanded, Cursor, DeliveryQuery, DeliveryRow, EndpointVersion, EventRow, LaneBacklog,
+    Page, PlaceQuery, StatusFilter, Whose,
 };
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::App;
 use crate::call::{Call, List, answer, ok};
-use crate::endpoints::refused;
+use crate::endpoints::{PayloadFormatName, refused};
 use crate::observed::{Observed, lanes};
 use crate::policies::in_force;
 use crate::problem::Problem;
@@ -40,6 +40,7 @@ pub(crate) struct DeliveryView {
     pub(crate) id: String,
     event: String,
     endpoint: String,
+    /// Where its last attempt was sent; without one, where the first would be sent now.
     endpoint_url: String,
     tenant: String,
     #[serde(rename = "type")]
@@ -98,6 +99,14 @@ pub(crate) struct AttemptView {
     error: Option<String>,
     #[schema(format = DateTime)]
     attempted_at: String,
+    /// The version of the endpoint that it was sent with; `null`, as the next three, for attempts from before versions were kept.
+    endpoint_version: Option<u64>,
+    /// Where it was sent.
+    url: Option<String>,
+    #[schema(value_type = Option<PayloadFormatName>)]
+    payload_format: Option<PayloadFormatName>,
+    /// The names of the endpoint's own headers. Their values are not kept.
+    header_names: Option<Vec<String>>,
 }
 
 /// Where the time went; `null` for what did not happen.
@@ -112,7 +121,7 @@ struct TimingsView {
 }
 
 impl AttemptView {
-    pub(crate) fn show(delivery: Option<DeliveryId>, attempt: &AttemptRecord) -> AttemptView {
+    pub(crate) fn show(delivery: Option<DeliveryId>, attempt: &AttemptRecord, sent_with: Option<EndpointVersion>) -> AttemptView {
         AttemptView {
             id: attempt.id.to_string(),
             delivery: delivery.map(|delivery| delivery.to_string()),
@@ -130,6 +139,10 @@ impl AttemptView {
             response_preview: attempt.preview.clone(),
             error: attempt.error.clone(),
             attempted_at: attempt.attempted_at.to_rfc3339(),
+            endpoint_version: attempt.endpoint_version,
+            url: sent_with.as_ref().map(|version| version.url.clone()),
+            payload_format: sent_with.as_ref().map(|version| PayloadFormatName::of(version.payload_format)),
+            header_names: sent_with.and_then(|version| version.header_names),
         }
     }
 }
@@ -222,8 +235,26 @@ pub(crate) async fn attempts(call: Call) -> Result<Response, Problem> {
     // Newest first, as in every list.
     attempts.reverse();
     attempts.retain(|attempt| before.is_none_or(|before| attempt.number < before));
-    let view = |attempt: &AttemptRecord| AttemptView::show(Some(row.id), attempt);
+    let versions = versions_of(&call, row.endpoint, attempts.iter().take(limit)).await?;
+    let view = |attempt: &AttemptRecord| {
+        let sent_with = attempt.endpoint_version.and_then(|version| versions.get(&version).cloned());
+        AttemptView::show(Some(row.id), attempt, sent_with)
+    };
     Ok(call.list(List::cut(attempts, limit, ATTEMPTS, |attempt| attempt.number.to_string(), view)))
+}
+
+/// What the endpoint was when these attempts were sent, by version.
+pub(crate) async fn versions_of(
+    call: &Call,
+    endpoint: EndpointId,
+    attempts: impl Iterator<Item = &AttemptRecord>,
+) -> Result<BTreeMap<u64, EndpointVersion>, Problem> {
+    let versions: BTreeSet<u64> = attempts.filter_map(|attempt| attempt.endpoint_version).collect();
+    if versions.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let found = call.app.store.endpoint_versions(endpoint, versions.into_iter().collect()).await?;
+    Ok(found.into_iter().map(|version| (version.version, version)).collect())
 }
 
 pub(crate) async fn retry(call: Call) -> Result<Response, Problem> {

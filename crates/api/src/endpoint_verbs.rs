@@ -18,7 +18,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use crate::call::{Call, ok, parse_or_default, tagged, with_change};
-use crate::deliveries::AttemptView;
+use crate::deliveries::{AttemptView, versions_of};
 use crate::endpoints::{Which, find, refused, replace, secret_for};
 use crate::problem::Problem;
 
@@ -157,7 +157,11 @@ pub(crate) async fn test(call: Call) -> Result<Response, Problem> {
     };
     let command = Command::Test { endpoint: endpoint.id, event: Arc::new(event) };
     match call.app.store.command(found.stored.partition, command).await? {
-        Commanded::Tested(attempt) => Ok(ok(&AttemptView::show(None, &attempt))),
+        Commanded::Tested(attempt) => {
+            let mut versions = versions_of(&call, endpoint.id, std::iter::once(&*attempt)).await?;
+            let sent_with = attempt.endpoint_version.and_then(|version| versions.remove(&version));
+            Ok(ok(&AttemptView::show(None, &attempt, sent_with)))
+        }
         Commanded::NotBefore(at) => Err(Problem::no_token(at.since(call.app.store.now()))),
         Commanded::NotFound => Err(Problem::not_found()),
         Commanded::Done | Commanded::InFlight | Commanded::HasEnded => {

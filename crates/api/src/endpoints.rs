@@ -178,6 +178,16 @@ pub(crate) enum PayloadFormatName {
     Cloudevents,
 }
 
+impl PayloadFormatName {
+    pub(crate) fn of(format: PayloadFormat) -> PayloadFormatName {
+        match format {
+            PayloadFormat::Envelope => PayloadFormatName::Envelope,
+            PayloadFormat::Data => PayloadFormatName::Data,
+            PayloadFormat::CloudEvents => PayloadFormatName::Cloudevents,
+        }
+    }
+}
+
 /// An endpoint, with the policies that apply to it once server, tenant and endpoint have been heard.
 // No `Debug`: it carries a secret once.
 #[derive(Serialize, ToSchema)]
@@ -849,11 +859,7 @@ fn view(app: &App, endpoint: &Endpoint, secrets: &[StoredSecret], policies: &Pol
         signing: SigningBody::show(&endpoint.signing),
         public_key,
         health: observed.health(endpoint.status),
-        payload_format: match endpoint.payload_format {
-            PayloadFormat::Envelope => PayloadFormatName::Envelope,
-            PayloadFormat::Data => PayloadFormatName::Data,
-            PayloadFormat::CloudEvents => PayloadFormatName::Cloudevents,
-        },
+        payload_format: PayloadFormatName::of(endpoint.payload_format),
         headers: endpoint.headers.iter().map(|(name, _)| (name.to_owned(), MASKED.to_owned())).collect(),
         metadata: endpoint.metadata.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
         created_at: endpoint.created_at.to_rfc3339(),

@@ -31,6 +31,7 @@ pub(crate) async fn attempt(
         preview: posted.preview,
         error: posted.error,
         attempted_at,
+        endpoint_version: Some(sending.target.stored.version),
     })
 }
 

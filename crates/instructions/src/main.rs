@@ -312,6 +312,7 @@ impl Bench {
             preview: posted.preview,
             error: posted.error,
             attempted_at: self.store.now(),
+            endpoint_version: Some(sending.target.stored().version),
         }
     }
 }

@@ -208,6 +208,9 @@ struct AttemptDocument {
     preview: Option<String>,
     error: Option<String>,
     attempted_at_ms: i64,
+    /// Absent in what a node of an earlier version has written.
+    #[serde(default)]
+    endpoint_version: Option<u64>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -247,6 +250,7 @@ impl AttemptDocument {
             preview: attempt.preview.clone(),
             error: attempt.error.clone(),
             attempted_at_ms: attempt.attempted_at.as_millis(),
+            endpoint_version: attempt.endpoint_version,
         }
     }
 
@@ -276,6 +280,7 @@ impl AttemptDocument {
             preview: self.preview,
             error: self.error,
             attempted_at: Timestamp::from_millis(self.attempted_at_ms),
+            endpoint_version: self.endpoint_version,
         })
     }
 }
@@ -313,6 +318,7 @@ mod tests {
             preview: Some("ok \u{0} \u{1F600}".to_owned()),
             error: None,
             attempted_at: Timestamp::from_millis(1_775_643_330_123),
+            endpoint_version: Some(7),
         };
         let outcomes = [
             Outcome::Answered { status: 429, retry_after: Some(Duration::from_secs(3)) },

@@ -127,6 +127,8 @@ pub struct AttemptRecord {
     pub preview: Option<String>,
     pub error: Option<String>,
     pub attempted_at: Timestamp,
+    /// The version of the endpoint that it was sent with; `None` for attempts from before versions were kept.
+    pub endpoint_version: Option<u64>,
 }
 
 /// What an owner has written about a lane.

@@ -17,6 +17,7 @@ pub struct DeliveryRow {
     pub seq: Seq,
     pub event: EventId,
     pub endpoint: EndpointId,
+    /// Where its last attempt went; where its first one will go if there was none yet.
     pub endpoint_url: String,
     pub tenant: TenantId,
     pub partition: Partition,

@@ -47,6 +47,8 @@ pub struct SweptAway {
     pub minutes: u64,
     pub replays: u64,
     pub endpoints: u64,
+    /// Earlier versions of endpoints that no attempt refers to.
+    pub endpoint_versions: u64,
     pub tenants: u64,
     pub keys: u64,
     /// Lane states of endpoints that are gone.

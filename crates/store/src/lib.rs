@@ -18,6 +18,7 @@ mod commits;
 mod configuration;
 mod delivering;
 mod document;
+mod endpoint_versions;
 mod examination;
 mod feed;
 mod history;
@@ -56,6 +57,7 @@ pub use configuration::{
 pub use delivering::{
     AttemptRecord, Body, BodyError, LaneShown, LaneState, Record, Recorded, RecordedAs, Swept, TakenUp, WindowAsked, WindowRows,
 };
+pub use endpoint_versions::EndpointVersion;
 pub use examination::{Examined, MasterKeyFit, Schema};
 pub use feed::{Fed, Feed};
 pub use history::{Cursor, DeliveryQuery, DeliveryRow, EventQuery, EventRow, MadeAfter, Page, StatusFilter};
@@ -188,6 +190,9 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn dead_letters(&self, query: DeliveryQuery) -> Answer<'_, Page<DeliveryRow>>;
     /// Every try of a delivery, first to last.
     fn attempts(&self, delivery: DeliveryId) -> Answer<'_, Vec<AttemptRecord>>;
+    /// What an endpoint was under these versions, in the order asked; an unknown endpoint has none. A version that is forgotten with its
+    /// last attempt is answered as the one that replaced it.
+    fn endpoint_versions(&self, endpoint: EndpointId, versions: Vec<u64>) -> Answer<'_, Vec<EndpointVersion>>;
     fn event(&self, tenant: Option<TenantId>, id: EventId) -> Answer<'_, Option<EventRow>>;
     /// The tenants that have an event with this id; two at most, which is enough to know that the id alone names none.
     fn tenants_of_event(&self, id: EventId) -> Answer<'_, Vec<TenantId>>;
@@ -234,7 +239,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Answers all that the node owns then, and what earlier owners may still record.
     fn claim(&self, node: NodeId, share: usize) -> Answer<'_, Result<Claimed, Refusal>>;
     /// Gives partitions up. What is named in flight is left alone by the next owner until then, and may be recorded under the old epoch,
-    /// unless its attempt has been recorded already, or it does not wait any more.
+    /// unless its attempt has been recorded already, or it does not wait any more; on PostgreSQL as long as the node's lease lasts.
     fn hand_over(&self, node: NodeId, given_up: GivenUp, in_flight: Vec<HandedOver>) -> Answer<'_, ()>;
     /// By which master keys the secrets and headers of endpoints are sealed. Reads all endpoints.
     fn sealed_values(&self) -> Answer<'_, SealedValues>;

@@ -119,5 +119,6 @@ fn attempt(store: &Arc<dyn Store>, number: u32, status: u16) -> AttemptRecord {
         preview: Some("what it said".to_owned()),
         error: None,
         attempted_at,
+        endpoint_version: Some(1),
     }
 }

@@ -220,6 +220,7 @@ impl Shared {
                     preview: None,
                     error: Some("internal error: the request panicked".to_owned()),
                     attempted_at,
+                    endpoint_version: Some(sending.target.stored.version),
                 }
             }
         };

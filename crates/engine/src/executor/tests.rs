@@ -190,6 +190,7 @@ fn attempt(seq: Seq) -> (Record, After) {
         preview: None,
         error: None,
         attempted_at: Timestamp::from_millis(0),
+        endpoint_version: Some(1),
     };
     let state = State::Delivered { at: Timestamp::from_millis(0) };
     let recorded = Recorded::Attempt { seq, attempt: Box::new(attempt), state };

@@ -10,10 +10,10 @@ use posthaste_core::scheduler::Seq;
 use posthaste_core::time::Timestamp;
 use posthaste_store::{
     Answer, Applied, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command, Commanded,
-    Commands, Configured, DeliveryQuery, DeliveryRow, EndpointQuery, Error, EventQuery, EventRow, Feed, GivenUp, HandedOver,
-    Housekeeping, Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NodeId, Overdue, Page, Partition, PlaceQuery,
-    Published, Record, RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow, SealedValues, StatisticsQuery, StatisticsStep,
-    Store, StoredEndpoint, StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
+    Commands, Configured, DeliveryQuery, DeliveryRow, EndpointQuery, EndpointVersion, Error, EventQuery, EventRow, Feed, GivenUp,
+    HandedOver, Housekeeping, Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NodeId, Overdue, Page, Partition,
+    PlaceQuery, Published, Record, RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow, SealedValues, StatisticsQuery,
+    StatisticsStep, Store, StoredEndpoint, StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
 };
 
 #[derive(Clone, Copy, Debug)]
@@ -149,6 +149,7 @@ impl Store for FaultyStore {
         deliveries_at(rows: Vec<Seq>) -> Vec<DeliveryRow>;
         dead_letters(query: DeliveryQuery) -> Page<DeliveryRow>;
         attempts(delivery: DeliveryId) -> Vec<AttemptRecord>;
+        endpoint_versions(endpoint: EndpointId, versions: Vec<u64>) -> Vec<EndpointVersion>;
         event(tenant: Option<TenantId>, id: EventId) -> Option<EventRow>;
         tenants_of_event(id: EventId) -> Vec<TenantId>;
         sealed_values() -> SealedValues;

@@ -7,3 +7,5 @@ mod estimates;
 mod health;
 mod server;
 mod standing;
+mod stopping;
+mod urls;

@@ -33,7 +33,7 @@ pub(crate) struct Server {
     pub(crate) program: Program,
     process: Option<Process>,
     directory: PathBuf,
-    _postgres: Option<posthaste_testpg::Server>,
+    postgres: Option<posthaste_testpg::Server>,
 }
 
 impl Server {
@@ -59,7 +59,7 @@ impl Server {
             program.set("--database-url", &postgres.url());
             program.set("--master-key", MASTER_KEY);
         }
-        let mut server = Server { program, process: None, directory, _postgres: postgres };
+        let mut server = Server { program, process: None, directory, postgres };
         server.start_again().await;
         server
     }
@@ -74,6 +74,36 @@ impl Server {
     /// `kill -9`.
     pub(crate) fn kill(&mut self) {
         self.process.take().unwrap().kill().unwrap();
+    }
+
+    /// SIGTERM, without waiting for the end.
+    pub(crate) fn ask_to_stop(&self) {
+        posthaste_checker::server::signal_group(self.process.as_ref().unwrap().id(), "TERM").unwrap();
+    }
+
+    /// SIGTERM until it has ended: a second one counts as such if it comes a while after the first.
+    pub(crate) async fn stop_at_once(&mut self) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            self.ask_to_stop();
+            if self.process.as_mut().unwrap().wait(Duration::from_millis(100)).await.is_ok() {
+                self.process = None;
+                return;
+            }
+            assert!(Instant::now() < deadline, "it does not stop");
+        }
+    }
+
+    /// Asks the database again until it answers this.
+    pub(crate) fn wait_for_sql(&self, sql: &str, answer: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let seen = self.postgres.as_ref().unwrap().psql(sql);
+            if seen.trim() == answer {
+                return;
+            }
+            assert!(Instant::now() < deadline, "waited in vain for {answer} to {sql}: {seen}");
+        }
     }
 
     pub(crate) fn caller(&self) -> Caller {
@@ -115,6 +145,7 @@ pub(crate) struct Receiver {
     status: AtomicU16,
     arrivals: Mutex<Vec<Arrival>>,
     arrived: tokio::sync::Notify,
+    is_holding: tokio::sync::watch::Sender<bool>,
 }
 
 impl Receiver {
@@ -125,6 +156,7 @@ impl Receiver {
             status: AtomicU16::new(200),
             arrivals: Mutex::default(),
             arrived: tokio::sync::Notify::new(),
+            is_holding: tokio::sync::watch::Sender::new(false),
         });
         let serving = Arc::clone(&receiver);
         tokio::spawn(async move {
@@ -145,6 +177,11 @@ impl Receiver {
     /// What everything is answered with from now on.
     pub(crate) fn answer(&self, status: u16) {
         self.status.store(status, Ordering::Relaxed);
+    }
+
+    /// Whether answers wait until this is taken back.
+    pub(crate) fn hold(&self, is_holding: bool) {
+        self.is_holding.send_replace(is_holding);
     }
 
     /// Those whose path begins like this.
@@ -197,6 +234,7 @@ async fn receive(
         receiver.arrivals.lock().push(Arrival { at, path, headers, body: body.to_bytes() });
         receiver.arrived.notify_waiters();
     }
+    let _ = receiver.is_holding.subscribe().wait_for(|is_holding| !*is_holding).await;
     let is_taken = path.starts_with("/operators");
     let mut response = http::Response::new(Full::default());
     *response.status_mut() =

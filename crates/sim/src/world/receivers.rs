@@ -159,6 +159,8 @@ impl World {
             preview: None,
             error: None,
             attempted_at: self.now - response_time,
+            // Histories of URLs are the store's, and not simulated.
+            endpoint_version: None,
         }
     }
 }

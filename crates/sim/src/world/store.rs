@@ -281,7 +281,7 @@ impl Store {
     /// Which of these an owner before may still record.
     pub(crate) fn handed_over_left(&self, now: Timestamp, asked: &[Seq]) -> HashSet<Seq> {
         let is_left = |seq: &&Seq| {
-            let promised = self.promised.get(*seq).is_some_and(|promised| now < promised.until);
+            let promised = self.promised.get(*seq).is_some_and(|promised| self.is_awaited(now, promised));
             promised && self.rows[row_number(**seq)].due().is_some()
         };
         asked.iter().filter(is_left).copied().collect()
@@ -417,7 +417,7 @@ impl Store {
         };
         let is_owner = holding.epoch == record.epoch && holding.owner.is_some();
         let promised = seq.and_then(|seq| self.promised.get(&seq).copied());
-        let is_promised = promised.is_some_and(|promised| promised.epoch == record.epoch && now < promised.until);
+        let is_promised = promised.is_some_and(|promised| promised.epoch == record.epoch && self.is_awaited(now, &promised));
         if !is_owner && !is_promised && !plant::is(Plant::OldEpochIsRecorded) {
             return refused(RecordedAs::NotOwner);
         }
@@ -496,6 +496,11 @@ impl Store {
         own.map(|(partition, holding)| (*partition, holding.epoch)).collect()
     }
 
+    /// Whether a leaver may still record what it has handed over: on PostgreSQL as long as its lease lasts.
+    pub(crate) fn is_awaited(&self, now: Timestamp, promised: &Promised) -> bool {
+        now < promised.until && (self.kind == Kind::Sqlite || self.has_lease(promised.by, now))
+    }
+
     /// This member is believed to be alive until then.
     pub(crate) fn renew(&mut self, member: Member, until: Timestamp) {
         self.leases.insert(member, Some(until));
@@ -547,16 +552,17 @@ impl Store {
         let own = self.partitions.iter().filter(|(_, holding)| holding.owner == Some(member));
         let partitions: Vec<(Partition, Epoch)> = own.map(|(partition, holding)| (*partition, holding.epoch)).collect();
         let is_own = |row: &Row| partitions.iter().any(|(own, _)| *own == row.partition);
-        let left_alone = self.promised.iter().filter(|(_, promised)| now < promised.until).filter_map(|(seq, promised)| {
-            let row = &self.rows[row_number(*seq)];
-            (row.due().is_some() && is_own(row)).then(|| LeaveAlone {
-                endpoint: endpoints[row.endpoint].id,
-                delivery: row.delivery,
-                seq: *seq,
-                ordering_key: row.key.clone(),
-                until: promised.until,
-            })
-        });
+        let left_alone =
+            self.promised.iter().filter(|(_, promised)| self.is_awaited(now, promised)).filter_map(|(seq, promised)| {
+                let row = &self.rows[row_number(*seq)];
+                (row.due().is_some() && is_own(row)).then(|| LeaveAlone {
+                    endpoint: endpoints[row.endpoint].id,
+                    delivery: row.delivery,
+                    seq: *seq,
+                    ordering_key: row.key.clone(),
+                    until: promised.until,
+                })
+            });
         (Claimed { leave_alone: left_alone.collect(), partitions, handed_over, numbered: self.rows.len() as Seq }, taken)
     }
 

@@ -129,6 +129,7 @@ pub(crate) fn attempt(store: &dyn Store) -> Box<AttemptRecord> {
         preview: Some("ok".to_owned()),
         error: None,
         attempted_at: store.now(),
+        endpoint_version: Some(1),
     })
 }
 

@@ -154,13 +154,25 @@ const TAKE: &str = "UPDATE partitions SET owner = $1, epoch = epoch + 1 WHERE id
        SELECT id FROM partitions WHERE owner IS NULL ORDER BY id
        LIMIT greatest($2::bigint - (SELECT count(*) FROM partitions WHERE owner = $1), 0) FOR UPDATE SKIP LOCKED)";
 const SELECT_OWN: &str = "SELECT id, epoch FROM partitions WHERE owner = $1 ORDER BY id";
-const SELECT_LEAVE_ALONE: &str =
+/// Whether a leaver may still record what it has handed over, and its successor waits for that (`h` is a row of `handed_over`). A node
+/// whose lease has ended is gone: it is never renewed, so that nothing is recorded once its successor has stopped waiting.
+macro_rules! is_awaited {
+    () => {
+        "h.until_ms > (extract(epoch FROM clock_timestamp()) * 1000)::bigint
+           AND (h.node IS NULL OR EXISTS (SELECT 1 FROM nodes n WHERE n.id = h.node AND n.expires_at > clock_timestamp()))"
+    };
+}
+pub(super) use is_awaited;
+const SELECT_LEAVE_ALONE: &str = concat!(
     "SELECT h.until_ms, d.endpoint, d.id, d.seq, d.ordering_key FROM handed_over h JOIN deliveries d ON d.seq = h.delivery_seq
-     WHERE h.until_ms > (extract(epoch FROM clock_timestamp()) * 1000)::bigint AND d.status = 'waiting'
-       AND d.partition IN (SELECT id FROM partitions WHERE owner = $1)";
-const SELECT_HANDED_OVER_LEFT: &str = "SELECT d.seq FROM handed_over h JOIN deliveries d ON d.seq = h.delivery_seq
-     WHERE h.delivery_seq = ANY($1::bigint[]) AND h.until_ms > (extract(epoch FROM clock_timestamp()) * 1000)::bigint
-       AND d.status = 'waiting'";
+     WHERE d.status = 'waiting' AND d.partition IN (SELECT id FROM partitions WHERE owner = $1) AND ",
+    is_awaited!()
+);
+const SELECT_HANDED_OVER_LEFT: &str = concat!(
+    "SELECT d.seq FROM handed_over h JOIN deliveries d ON d.seq = h.delivery_seq
+     WHERE h.delivery_seq = ANY($1::bigint[]) AND d.status = 'waiting' AND ",
+    is_awaited!()
+);
 /// Of the partitions `p`, those that the node $1 gives up: of $2 the ones whose epochs are still those of $3, or all that it owns.
 macro_rules! is_given_up {
     () => {
@@ -173,13 +185,13 @@ const LOCK_OWN: &str = concat!("SELECT id FROM partitions p WHERE ", is_given_up
 /// After the lock, so that it sees what was recorded before: that is not in flight any more, and waiting for its record would
 /// block its key and its slot for nothing.
 const HAND_OVER: &str = concat!(
-    "INSERT INTO handed_over (delivery_seq, epoch, until_ms)
-     SELECT d.seq, p.epoch, left_over.until_ms
+    "INSERT INTO handed_over (delivery_seq, epoch, until_ms, node)
+     SELECT d.seq, p.epoch, left_over.until_ms, $1
      FROM unnest($4::bigint[], $5::int[], $6::bigint[]) AS left_over (seq, attempt, until_ms)
      JOIN deliveries d ON d.seq = left_over.seq AND d.status = 'waiting' AND d.attempts = left_over.attempt - 1
      JOIN partitions p ON p.id = d.partition AND ",
     is_given_up!(),
-    " ON CONFLICT (delivery_seq) DO UPDATE SET epoch = excluded.epoch, until_ms = excluded.until_ms"
+    " ON CONFLICT (delivery_seq) DO UPDATE SET epoch = excluded.epoch, until_ms = excluded.until_ms, node = excluded.node"
 );
 const GIVE_UP: &str = concat!("UPDATE partitions p SET owner = NULL WHERE ", is_given_up!());
 const SELECT_NODES: &str = "SELECT id FROM nodes WHERE expires_at > clock_timestamp() ORDER BY id";

@@ -10,16 +10,18 @@ use posthaste_core::id::{EndpointId, EndpointUid, KeyId, TenantId};
 use posthaste_core::tenant::Tenant;
 use posthaste_core::time::Timestamp;
 use tokio_postgres::Row;
+use tokio_postgres::types::ToSql;
 
 use super::Database;
 use super::connection::{Connection, Problem};
 use super::row::{self, optional_storable, storable};
 use crate::columns::{limit, lines, millis, scopes, signed, status, status_columns, unsigned};
 use crate::document::{self, EndpointColumns};
+use crate::endpoint_versions::{VersionColumns, header_names};
 use crate::secrets;
 use crate::{
-    Audit, AuditRow, Change, Configured, EndpointQuery, Error, Key, KeyHash, Keyring, LaneState, NewEndpoint, Refusal,
-    SealedValues, StoredEndpoint, StoredSecret, StoredTenant, TakenUp, partition_of,
+    Audit, AuditRow, Change, Configured, EndpointQuery, EndpointVersion, Error, Key, KeyHash, Keyring, LaneState, NewEndpoint,
+    Refusal, SealedValues, StoredEndpoint, StoredSecret, StoredTenant, TakenUp, partition_of,
 };
 
 /// Whoever holds it may change what people have said: `words` in ASCII. Changes are rare, and one after the other they are as
@@ -378,6 +380,12 @@ async fn replace_endpoint(
             ],
         )
         .await?;
+    if let Some(VersionColumns { url, payload_format, header_names }) = VersionColumns::replaced(&stored.endpoint, endpoint) {
+        let (id, last_version) = (endpoint.id.to_bytes(), signed(stored.version));
+        let columns: [&(dyn ToSql + Sync); 6] =
+            [&id.as_slice(), &last_version, &storable(&url), &payload_format, &header_names, &now.as_millis()];
+        connection.execute(INSERT_VERSION, &columns).await?;
+    }
     touch_tenant(connection, &stored.endpoint.tenant, now).await?;
     if stored.endpoint.policies.delivery_schedule != endpoint.policies.delivery_schedule {
         wait_for_publishers(connection).await?;
@@ -395,6 +403,27 @@ async fn wait_for_publishers(connection: &Connection) -> Result<(), Problem> {
 const UPDATE_ENDPOINT: &str =
     "UPDATE endpoints SET uid = $2, url = $3, status = $4, paused_until_ms = $5, document = $6, sealed = $7,
             version = version + 1, updated_at_ms = $8 WHERE id = $1";
+
+const INSERT_VERSION: &str =
+    "INSERT INTO endpoint_versions (endpoint, last_version, url, payload_format, header_names, replaced_at_ms)
+                              VALUES ($1, $2, $3, $4, $5, $6)";
+
+/// What an endpoint is now, as history shows it. Headers that cannot be read do not hide the rest.
+pub(super) async fn present_version(
+    connection: &Connection,
+    keyring: &Keyring,
+    id: EndpointId,
+) -> Result<Option<EndpointVersion>, Problem> {
+    let Some(row) = connection.query_opt(SELECT_ENDPOINT, &[&id.to_bytes().as_slice()]).await? else { return Ok(None) };
+    let endpoint = endpoint_without_secrets(&row)?;
+    let headers = secrets::open(keyring, id, row::column(&row, "sealed")?, &endpoint.signing).ok().map(|(_, headers)| headers);
+    Ok(Some(EndpointVersion {
+        version: unsigned(row::column(&row, "version")?),
+        url: endpoint.url,
+        payload_format: endpoint.payload_format,
+        header_names: headers.as_ref().map(header_names),
+    }))
+}
 
 async fn replace_secrets(
     connection: &Connection,

@@ -12,10 +12,13 @@ use tokio_postgres::Row;
 use super::connection::{Connection, Problem};
 use super::lanes::Place;
 use super::slots::{Slot, day_of, slot};
-use super::{Database, lanes, row};
+use super::{Database, configuration, lanes, row};
 use crate::columns::{StateColumns, checked_data, corrupt, duration, labels, limit, outcome, signed, state, unsigned};
 use crate::history::{SCAN_ROWS_MAX, cursor_of_dead, read_cursor_of_dead, read_cursor_of_seq};
-use crate::{AttemptRecord, Cursor, DeliveryQuery, DeliveryRow, Error, EventQuery, EventRow, MadeAfter, Page, StatusFilter};
+use crate::{
+    AttemptRecord, Cursor, DeliveryQuery, DeliveryRow, EndpointVersion, Error, EventQuery, EventRow, MadeAfter, Page, StatusFilter,
+    endpoint_versions,
+};
 
 /// PostgreSQL sends all rows of a query, wanted or not, so that a page is looked for some rows at a time.
 const LOOK_ROWS_MIN: usize = 100;
@@ -111,6 +114,26 @@ impl Database {
                 found = attempts_of(&connection, seq, 0, i32::MAX).await?;
             }
             Ok(found)
+        })
+        .await
+    }
+
+    pub(super) async fn endpoint_versions(&self, endpoint: EndpointId, versions: Vec<u64>) -> Result<Vec<EndpointVersion>, Error> {
+        let versions = &versions;
+        self.read(|connection| async move {
+            let Some(present) = configuration::present_version(&connection, &self.options.keyring, endpoint).await? else {
+                return Ok(vec![]);
+            };
+            let asked: Vec<i64> = versions.iter().copied().map(signed).collect();
+            let rows = connection.query(SELECT_VERSIONS, &[&endpoint.to_bytes().as_slice(), &asked]).await?;
+            let version = |row: &Row| {
+                let version = unsigned(row::column(row, "version")?);
+                let Some(format) = row::optional_text(row, "payload_format")? else {
+                    return Ok(EndpointVersion { version, ..present.clone() });
+                };
+                endpoint_versions::read(version, row::column(row, "url")?, format, row::text(row, "header_names")?)
+            };
+            Ok(rows.iter().map(version).collect::<Result<_, Error>>()?)
         })
         .await
     }
@@ -253,7 +276,9 @@ impl<T> Paging<T> {
 macro_rules! select_deliveries {
     ($rest:literal) => {
         concat!(
-            "SELECT d.*, p.url, r.id AS replay_of_id, s.id AS replayed_as_id,
+            "SELECT d.*, coalesce((
+                      SELECT v.url FROM endpoint_versions v WHERE v.endpoint = d.endpoint AND v.last_version >= d.last_endpoint_version
+                      ORDER BY v.last_version LIMIT 1), p.url) AS url, r.id AS replay_of_id, s.id AS replayed_as_id,
                     d.ordering_key IS NULL OR NOT EXISTS (
                       SELECT 1 FROM deliveries o WHERE o.endpoint = d.endpoint AND o.ordering_key = d.ordering_key
                         AND o.status = 'waiting' AND o.ordering_key IS NOT NULL AND o.seq < d.seq) AS is_head_of_key
@@ -267,6 +292,12 @@ macro_rules! select_deliveries {
 }
 pub(super) use select_deliveries;
 
+/// The configuration that each version had; nulls for the present one.
+const SELECT_VERSIONS: &str = "SELECT asked.version, v.url, v.payload_format, v.header_names
+     FROM unnest($2::bigint[]) WITH ORDINALITY AS asked (version, place) LEFT JOIN LATERAL (
+       SELECT url, payload_format, header_names FROM endpoint_versions
+       WHERE endpoint = $1 AND last_version >= asked.version ORDER BY last_version LIMIT 1) v ON TRUE
+     ORDER BY asked.place";
 const SELECT_BY_ID: &str = select_deliveries!("WHERE d.id = $1");
 const SELECT_BY_SEQ: &str = select_deliveries!("WHERE d.seq = ANY($1)");
 const MADE_FOR_ENDPOINT: &str = "SELECT seq FROM deliveries WHERE endpoint = $3 AND seq > $1 AND ($4::text IS NULL OR tenant = $4)
@@ -422,6 +453,7 @@ fn attempt(row: &Row) -> Result<AttemptRecord, Error> {
         preview: row::column(row, "preview")?,
         error: row::column(row, "error")?,
         attempted_at: row::timestamp(row, "attempted_at_ms")?,
+        endpoint_version: row::column::<Option<i32>>(row, "endpoint_version")?.map(|version| unsigned(version.into())),
     })
 }
 

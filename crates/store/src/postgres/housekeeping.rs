@@ -20,6 +20,7 @@ use super::retention;
 use super::slots::{Slot, Table, day_of, end_of, kept_ms, next_day, slot};
 use super::{Database, commands, configuration, history, row};
 use crate::columns::{limit, millis, unsigned};
+use crate::endpoint_versions::STRAGGLERS_MAX;
 use crate::housekeeping::Rotation;
 use crate::{Audit, Error, Housekeeping, MINUTES_KEPT, Overdue, OverdueReason, SweptAway, secrets};
 
@@ -61,6 +62,7 @@ struct Looks {
     replays: Place,
     endpoints: Place,
     tenants: (i64, String),
+    versions: (Vec<u8>, i64),
     lanes: Vec<u8>,
     lanes_shown: Vec<u8>,
     sealed: Vec<u8>,
@@ -76,6 +78,7 @@ impl Default for Looks {
             replays: FRONT,
             endpoints: FRONT,
             tenants: (i64::MIN, String::new()),
+            versions: (Vec::new(), 0),
             lanes: Vec::new(),
             lanes_shown: Vec::new(),
             sealed: Vec::new(),
@@ -244,6 +247,7 @@ impl Database {
             looks.replays = rest.replays;
             looks.endpoints = rest.endpoints;
             looks.tenants = rest.tenants;
+            looks.versions = rest.versions;
             looks.lanes = rest.lanes;
             looks.lanes_shown = rest.lanes_shown;
             looks.sealed = rest.sealed;
@@ -252,6 +256,7 @@ impl Database {
             swept.replays += rest.swept.replays;
             swept.endpoints += rest.swept.endpoints;
             swept.tenants += rest.swept.tenants;
+            swept.endpoint_versions += rest.swept.endpoint_versions;
             swept.lanes += rest.swept.lanes;
             swept.commands += rest.swept.commands;
             swept.resealed += rest.swept.resealed;
@@ -564,6 +569,7 @@ struct Rest {
     replays: Place,
     endpoints: Place,
     tenants: (i64, String),
+    versions: (Vec<u8>, i64),
     lanes: Vec<u8>,
     lanes_shown: Vec<u8>,
     sealed: Vec<u8>,
@@ -606,19 +612,29 @@ async fn sweep_the_rest(
     swept.endpoints = endpoints.deleted;
     let tenants = sweep_tenants(connection, &from.tenants, before, rows).await?;
     swept.tenants = tenants.deleted;
+    let (endpoint, last_version) = &from.versions;
+    let looked = connection.query(DELETE_VERSIONS, &[endpoint, last_version, &millis(STRAGGLERS_MAX), &rows_max]).await?;
+    let versions = match looked.last() {
+        Some(last) if looked.len() >= rows => (row::column(last, "endpoint")?, row::column(last, "last_version")?),
+        Some(_) | None => (Vec::new(), 0),
+    };
+    for row in &looked {
+        swept.endpoint_versions += u64::from(row::column::<bool>(row, "is_deleted")?);
+    }
     let lanes = Orphans::delete(connection, DELETE_LANES, &from.lanes, rows).await?;
     let lanes_shown = Orphans::delete(connection, DELETE_LANES_SHOWN, &from.lanes_shown, rows).await?;
     swept.lanes = lanes.deleted + lanes_shown.deleted;
     let (resealed, sealed) = reseal(database, connection, &from.sealed, rows.min(100)).await?;
     swept.resealed = resealed;
     swept.has_more |= replays.go_on != FRONT || endpoints.go_on != FRONT || tenants.has_more;
-    swept.has_more |= !(lanes.go_on.is_empty() && lanes_shown.go_on.is_empty() && sealed.is_empty());
+    swept.has_more |= !(versions.0.is_empty() && lanes.go_on.is_empty() && lanes_shown.go_on.is_empty() && sealed.is_empty());
     Ok(Rest {
         swept,
         kept_events,
         replays: replays.go_on,
         endpoints: endpoints.go_on,
         tenants: tenants.go_on,
+        versions,
         lanes: lanes.go_on,
         lanes_shown: lanes_shown.go_on,
         sealed,
@@ -723,6 +739,18 @@ const DELETE_ENDPOINTS: &str = "WITH looked_at AS (
        DELETE FROM lanes_shown WHERE endpoint IN (SELECT id FROM gone)
      )
      SELECT l.deleted_at_ms AS at_ms, l.id, l.id IN (SELECT id FROM gone) AS is_deleted FROM looked_at l ORDER BY l.deleted_at_ms, l.id";
+/// Once every delivery that was made before they were replaced is gone. A delivery that was made later was never sent with them.
+const DELETE_VERSIONS: &str = "WITH looked_at AS (
+       SELECT v.endpoint, v.last_version,
+              coalesce((SELECT d.created_at_ms FROM deliveries d WHERE d.endpoint = v.endpoint ORDER BY d.seq LIMIT 1)
+                       > v.replaced_at_ms + $3, TRUE) AS is_unneeded
+       FROM (SELECT endpoint, last_version, replaced_at_ms FROM endpoint_versions
+             WHERE (endpoint, last_version) > ($1, $2) ORDER BY endpoint, last_version LIMIT $4) v
+     ), gone AS (
+       DELETE FROM endpoint_versions v USING looked_at l
+       WHERE v.endpoint = l.endpoint AND v.last_version = l.last_version AND l.is_unneeded
+     )
+     SELECT endpoint, last_version, is_unneeded AS is_deleted FROM looked_at ORDER BY endpoint, last_version";
 const DELETE_LANES: &str = "WITH looked_at AS (
        SELECT endpoint FROM lanes WHERE endpoint > $1 ORDER BY endpoint LIMIT $2
      ), gone AS (

@@ -11,6 +11,7 @@ use posthaste_core::text::{IdempotencyKey, OrderingKey, Version};
 use tokio::time::timeout;
 use tokio_postgres::Row;
 
+use super::cluster::is_awaited;
 use super::committer::Writing;
 use super::connection::{CommitId, Connection, Flight, INSERT_COMMIT, Problem, Remedy, Tries, Use};
 use super::row::{self, Parameters, optional_storable, storable};
@@ -568,12 +569,17 @@ fn record_parameters<'a>(records: &[&'a Record], round: &[usize], are_late: bool
         // A leaver has no say in the lane any more.
         row::if_any(all.iter().map(|record| lane(record).filter(|_| !are_late).map(|lane| storable(&lane).into_owned()))),
         row::if_any(all.iter().map(|record| record.lane.as_ref().map(|lane| signed(lane.version)))),
+        row::if_any(attempts.iter().map(|attempt| attempt.and_then(|attempt| attempt.endpoint_version).map(version_column))),
     ];
     if !are_late {
         let partitions: BTreeSet<i16> = all.iter().map(|record| partition_of_record(record)).collect();
         parameters.push(Box::new(partitions.into_iter().collect::<Vec<_>>()));
     }
     parameters
+}
+
+fn version_column(version: u64) -> i32 {
+    i32::try_from(version).unwrap_or(i32::MAX)
 }
 
 fn number(attempt: u32) -> i32 {
@@ -587,17 +593,17 @@ const DELETE_HANDED_OVER: &str = "DELETE FROM handed_over WHERE delivery_seq = A
 /// Answers a row for each that may be recorded, and another for each that was: deliveries move on, their attempts are kept, and
 /// the lane is written, together.
 macro_rules! record {
-    ($comment:literal, $allowed:literal, $commit:literal) => {
+    ($comment:literal, $allowed:expr, $commit:literal) => {
         concat!(
             $comment,
             "WITH given AS (
                SELECT * FROM unnest($1::int[], $2::smallint[], $3::bigint[], $4::bytea[], $5::bigint[], $6::text[], $7::bigint[],
                                     $8::bigint[], $9::text[], $10::text[], $11::int[], $12::bytea[], $13::text[], $14::int[],
                                     $15::bigint[], $16::bigint[], $17::bigint[], $18::bigint[], $19::bigint[], $20::bigint[],
-                                    $21::text[], $22::text[], $23::bigint[], $24::int[], $25::text[], $26::bigint[])
+                                    $21::text[], $22::text[], $23::bigint[], $24::int[], $25::text[], $26::bigint[], $27::int[])
                  AS g (place, partition, epoch, endpoint, seq, status, due_at_ms, ended_at_ms, dead_reason, cancel_reason, number,
                        id, outcome, status_code, response_time_ms, dns_ms, connect_ms, tls_ms, first_byte_ms, timeout_ms, preview,
-                       error, attempted_at_ms, day, document, version)
+                       error, attempted_at_ms, day, document, version, endpoint_version)
              ), ",
             $allowed,
             ", moved AS (
@@ -606,16 +612,17 @@ macro_rules! record {
                       is_later = d.is_later OR (a.number IS NOT NULL AND a.status = 'waiting'),
                       last_attempt_at_ms = CASE WHEN a.number IS NULL THEN d.last_attempt_at_ms ELSE a.attempted_at_ms END,
                       last_status_code = CASE WHEN a.number IS NULL THEN d.last_status_code ELSE a.status_code END,
-                      last_error = CASE WHEN a.number IS NULL THEN d.last_error ELSE a.error END
+                      last_error = CASE WHEN a.number IS NULL THEN d.last_error ELSE a.error END,
+                      last_endpoint_version = CASE WHEN a.number IS NULL THEN d.last_endpoint_version ELSE a.endpoint_version END
                FROM allowed a WHERE d.seq = a.seq AND d.status = 'waiting' AND (a.number IS NULL OR d.attempts = a.number - 1)
                RETURNING a.place, d.endpoint, d.tenant, a.status, a.day * 4 + (d.event_slot & 3) AS slot, a.seq, a.number, a.id, a.outcome, a.status_code,
                          a.response_time_ms, a.dns_ms, a.connect_ms, a.tls_ms, a.first_byte_ms, a.timeout_ms, a.preview, a.error,
-                         a.attempted_at_ms
+                         a.attempted_at_ms, a.endpoint_version
              ), tried AS (
                INSERT INTO attempts (slot, delivery_seq, number, id, outcome, status_code, response_time_ms, dns_ms, connect_ms,
-                                     tls_ms, first_byte_ms, timeout_ms, preview, error, attempted_at_ms)
+                                     tls_ms, first_byte_ms, timeout_ms, preview, error, attempted_at_ms, endpoint_version)
                SELECT slot, seq, number, id, outcome, status_code, response_time_ms, dns_ms, connect_ms, tls_ms, first_byte_ms,
-                      timeout_ms, preview, error, attempted_at_ms
+                      timeout_ms, preview, error, attempted_at_ms, endpoint_version
                FROM moved WHERE number IS NOT NULL
              ), noted AS (
                INSERT INTO uncounted_attempts (endpoint, tenant, attempted_at_ms, status, is_timeout, millis)
@@ -644,7 +651,7 @@ macro_rules! record_as_owner {
         record!(
             $comment,
             "locked AS MATERIALIZED (
-               SELECT id, epoch FROM partitions WHERE id = ANY($27::smallint[]) AND owner IS NOT NULL ORDER BY id FOR SHARE
+               SELECT id, epoch FROM partitions WHERE id = ANY($28::smallint[]) AND owner IS NOT NULL ORDER BY id FOR SHARE
              ), allowed AS MATERIALIZED (
                SELECT g.* FROM given g WHERE (g.partition, g.epoch) IN (SELECT id, epoch FROM locked)
              )",
@@ -654,15 +661,17 @@ macro_rules! record_as_owner {
 }
 const RECORD: &str = record_as_owner!("", "");
 const RECORD_AT_ONCE: &str =
-    record_as_owner!("/* commit */ ", ", named AS (INSERT INTO commits (id, at) VALUES ($28::bytea, clock_timestamp()))");
+    record_as_owner!("/* commit */ ", ", named AS (INSERT INTO commits (id, at) VALUES ($29::bytea, clock_timestamp()))");
 /// Under an old epoch a leaver may record exactly what it said it would.
 const RECORD_LATE: &str = record!(
     "",
-    "allowed AS MATERIALIZED (
+    concat!(
+        "allowed AS MATERIALIZED (
        SELECT g.* FROM given g WHERE EXISTS (
-         SELECT 1 FROM handed_over h WHERE h.delivery_seq = g.seq AND h.epoch = g.epoch
-           AND h.until_ms > (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
-     )",
+         SELECT 1 FROM handed_over h WHERE h.delivery_seq = g.seq AND h.epoch = g.epoch AND ",
+        is_awaited!(),
+        "))"
+    ),
     ""
 );
 const SELECT_CLASSES: &str = "SELECT DISTINCT event_slot & 3 AS class FROM deliveries WHERE seq = ANY($1)";

@@ -13,10 +13,11 @@ use super::writer::State;
 use super::{SMALL, Sqlite, file, lanes, routing, row};
 use crate::columns::{limit, lines, millis, scopes, signed, status, status_columns, unsigned};
 use crate::document::{self, EndpointColumns};
+use crate::endpoint_versions::{VersionColumns, header_names};
 use crate::secrets;
 use crate::{
-    Audit, AuditRow, Change, Configured, EndpointQuery, Error, Key, KeyHash, Keyring, NewEndpoint, Refusal, SealedValues,
-    StoredEndpoint, StoredSecret, StoredTenant, TakenUp, partition_of,
+    Audit, AuditRow, Change, Configured, EndpointQuery, EndpointVersion, Error, Key, KeyHash, Keyring, NewEndpoint, Refusal,
+    SealedValues, StoredEndpoint, StoredSecret, StoredTenant, TakenUp, partition_of,
 };
 
 impl Sqlite {
@@ -310,8 +311,37 @@ fn replace_endpoint(
             ":sealed": secrets::seal(keyring, endpoint.id, secrets.unwrap_or(&stored.secrets), &endpoint.headers),
             ":updated_at_ms": now.as_millis(),
         })?;
+    if let Some(VersionColumns { url, payload_format, header_names }) = VersionColumns::replaced(&stored.endpoint, endpoint) {
+        let id = endpoint.id.to_bytes();
+        let columns = params![id, signed(stored.version), url, payload_format, header_names, now.as_millis()];
+        connection.prepare_cached(INSERT_VERSION)?.execute(columns)?;
+    }
     touch_tenant(connection, &stored.endpoint.tenant, now)?;
     Ok(Ok(stored.version + 1))
+}
+
+const INSERT_VERSION: &str =
+    "INSERT INTO endpoint_versions (endpoint, last_version, url, payload_format, header_names, replaced_at_ms)
+                              VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
+
+/// What an endpoint is now, as history shows it. Headers that cannot be read do not hide the rest.
+pub(super) fn present_version(
+    connection: &Connection,
+    keyring: &Keyring,
+    id: EndpointId,
+) -> Result<Option<EndpointVersion>, Error> {
+    let mut select = connection.prepare_cached("SELECT * FROM endpoints WHERE id = ?1")?;
+    row::first(select.query([id.to_bytes()])?, |row| {
+        let endpoint = endpoint_without_secrets(row)?;
+        let sealed: Vec<u8> = row::column(row, "sealed")?;
+        let headers = secrets::open(keyring, id, &sealed, &endpoint.signing).ok().map(|(_, headers)| headers);
+        Ok(EndpointVersion {
+            version: unsigned(row::column(row, "version")?),
+            url: endpoint.url,
+            payload_format: endpoint.payload_format,
+            header_names: headers.as_ref().map(header_names),
+        })
+    })
 }
 
 fn replace_secrets(

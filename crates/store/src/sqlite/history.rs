@@ -9,10 +9,13 @@ use rusqlite::{Connection, Row, ToSql, named_params, params};
 
 use super::events::seqs_of_event;
 use super::lanes::{place, queue};
-use super::{Sqlite, lanes, row};
+use super::{Sqlite, configuration, lanes, row};
 use crate::columns::{StateColumns, checked_data, duration, labels, limit, outcome, signed, state, unsigned};
 use crate::history::{SCAN_ROWS_MAX, cursor_of_dead, read_cursor_of_dead, read_cursor_of_seq};
-use crate::{AttemptRecord, Cursor, DeliveryQuery, DeliveryRow, Error, EventQuery, EventRow, MadeAfter, Page, StatusFilter};
+use crate::{
+    AttemptRecord, Cursor, DeliveryQuery, DeliveryRow, EndpointVersion, Error, EventQuery, EventRow, MadeAfter, Page, StatusFilter,
+    endpoint_versions,
+};
 
 impl Sqlite {
     pub(super) async fn delivery(&self, id: DeliveryId) -> Result<Option<DeliveryRow>, Error> {
@@ -111,6 +114,26 @@ impl Sqlite {
         .await
     }
 
+    pub(super) async fn endpoint_versions(&self, endpoint: EndpointId, versions: Vec<u64>) -> Result<Vec<EndpointVersion>, Error> {
+        let store = self.clone();
+        self.read(move |connection| {
+            let Some(present) = configuration::present_version(connection, &store.0.options.keyring, endpoint)? else {
+                return Ok(vec![]);
+            };
+            let mut select = connection.prepare_cached(SELECT_VERSION)?;
+            let mut found = Vec::with_capacity(versions.len());
+            for version in versions {
+                let earlier = row::first(select.query(params![endpoint.to_bytes(), signed(version)])?, |row| {
+                    let (format, names) = (row::text(row, "payload_format")?, row::text(row, "header_names")?);
+                    endpoint_versions::read(version, row::column(row, "url")?, format, names)
+                })?;
+                found.push(earlier.unwrap_or_else(|| EndpointVersion { version, ..present.clone() }));
+            }
+            Ok(found)
+        })
+        .await
+    }
+
     pub(super) async fn event(&self, tenant: Option<TenantId>, id: EventId) -> Result<Option<EventRow>, Error> {
         self.read(move |connection| {
             // Of an id that was used again, after its tenant was deleted, the newest is meant.
@@ -172,8 +195,14 @@ impl Sqlite {
     }
 }
 
+/// The configuration that a version had, if it is not the present one.
+const SELECT_VERSION: &str = "SELECT url, payload_format, header_names FROM endpoint_versions
+                              WHERE endpoint = ?1 AND last_version >= ?2 ORDER BY last_version LIMIT 1";
+
 pub(super) const SELECT: &str = concat!(
-    "SELECT d.*, p.url, r.id AS replay_of_id, s.id AS replayed_as_id,
+    "SELECT d.*, coalesce((
+         SELECT v.url FROM endpoint_versions v WHERE v.endpoint = d.endpoint AND v.last_version >= d.last_endpoint_version
+         ORDER BY v.last_version LIMIT 1), p.url) AS url, r.id AS replay_of_id, s.id AS replayed_as_id,
        d.ordering_key IS NULL OR NOT EXISTS (
          SELECT 1 FROM deliveries o INDEXED BY deliveries_queued
          WHERE o.endpoint = d.endpoint AND o.status = 'waiting' AND ",
@@ -337,6 +366,7 @@ fn attempt(row: &Row<'_>) -> Result<AttemptRecord, Error> {
         preview: row::column(row, "preview")?,
         error: row::column(row, "error")?,
         attempted_at: row::timestamp(row, "attempted_at_ms")?,
+        endpoint_version: row::column::<Option<i64>>(row, "endpoint_version")?.map(unsigned),
     })
 }
 

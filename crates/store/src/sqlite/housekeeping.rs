@@ -16,6 +16,7 @@ use super::retention::{Budget, SELECT_RETAINED, free_pages, has_free_pages, look
 use super::writer::{State, Turn};
 use super::{SMALL, Sqlite, configuration, row};
 use crate::columns::{limit, millis, unsigned};
+use crate::endpoint_versions::STRAGGLERS_MAX;
 use crate::housekeeping::Rotation;
 use crate::{Audit, Error, Housekeeping, MINUTES_KEPT, Overdue, OverdueReason, SweptAway, secrets};
 
@@ -40,6 +41,7 @@ pub(super) struct Progress {
     endpoints: Place,
     tenants: (i64, String),
     replays: Place,
+    versions: (Vec<u8>, i64),
     lanes: Vec<u8>,
     resealed: Vec<u8>,
     /// Rows were deleted since the log was last emptied: it still has them.
@@ -54,6 +56,7 @@ impl Default for Progress {
             endpoints: FRONT,
             tenants: (i64::MIN, String::new()),
             replays: FRONT,
+            versions: (Vec::new(), 0),
             lanes: Vec::new(),
             resealed: Vec::new(),
             is_in_the_log: false,
@@ -390,6 +393,7 @@ impl Step<'_> {
             .await?;
         self.delete_replays(progress, rows).await?;
         self.delete_endpoints(progress, rows).await?;
+        self.delete_versions(progress, rows).await?;
         self.delete_tenants(progress, rows).await?;
         self.delete_lanes(progress, rows).await?;
         self.reseal(progress, rows.min(100)).await?;
@@ -455,6 +459,28 @@ impl Step<'_> {
                     }
                 }
                 Ok(deleted as u64)
+            })
+            .await?;
+        Ok(())
+    }
+
+    /// Earlier versions of endpoints, once every delivery that was made before they were replaced is gone.
+    async fn delete_versions(&mut self, progress: &mut Progress, rows: usize) -> Result<(), Error> {
+        let (endpoint, last_version) = progress.versions.clone();
+        let looked: Vec<((Vec<u8>, i64), bool)> = self
+            .store
+            .read(move |connection| {
+                let mut select = connection.prepare_cached(SELECT_VERSIONS)?;
+                row::all(select.query(params![endpoint, last_version, millis(STRAGGLERS_MAX), limit(rows)])?, |row| {
+                    Ok(((row::column(row, "endpoint")?, row::column(row, "last_version")?), row::column(row, "is_unneeded")?))
+                })
+            })
+            .await?;
+        progress.versions = self.next_place(&looked, rows, (Vec::new(), 0));
+        let unneeded = looked.into_iter().filter(|(_, is_unneeded)| *is_unneeded).map(|(version, _)| version).collect();
+        self.swept.endpoint_versions += self
+            .remove(progress, unneeded, |turn, _, (endpoint, last_version): &(Vec<u8>, i64)| {
+                Ok(turn.execute_often(DELETE_VERSION, params![endpoint, last_version])? as u64)
             })
             .await?;
         Ok(())
@@ -589,6 +615,12 @@ const SELECT_DELETED_ENDPOINTS: &str =
      ORDER BY p.deleted_at_ms, p.id LIMIT ?4";
 const DELETE_ENDPOINT: &str = "DELETE FROM endpoints WHERE id = ?1 AND deleted_at_ms IS NOT NULL
      AND NOT EXISTS (SELECT 1 FROM deliveries d WHERE d.endpoint = endpoints.id)";
+/// A delivery that was made later was never sent with it.
+const SELECT_VERSIONS: &str = "SELECT v.endpoint, v.last_version,
+       coalesce((SELECT d.created_at_ms FROM deliveries d WHERE d.endpoint = v.endpoint ORDER BY d.seq LIMIT 1)
+                > v.replaced_at_ms + ?3, TRUE) AS is_unneeded
+     FROM endpoint_versions v WHERE (v.endpoint, v.last_version) > (?1, ?2) ORDER BY v.endpoint, v.last_version LIMIT ?4";
+const DELETE_VERSION: &str = "DELETE FROM endpoint_versions WHERE endpoint = ?1 AND last_version = ?2";
 const DELETE_LANE: &str = "DELETE FROM lanes WHERE endpoint = ?1";
 const DELETE_ORPHANED_LANE: &str =
     "DELETE FROM lanes WHERE endpoint = ?1 AND NOT EXISTS (SELECT 1 FROM endpoints p WHERE p.id = lanes.endpoint)";
@@ -724,6 +756,8 @@ mod tests {
             (SELECT_DELETED_TENANTS, "events_by_tenant (tenant=?"),
             (SELECT_DELETED_TENANTS, "deliveries_by_tenant (tenant=?"),
             (SELECT_LANES, "PRIMARY KEY (endpoint>?"),
+            (SELECT_VERSIONS, "PRIMARY KEY ((endpoint,last_version)>(?,?)"),
+            (SELECT_VERSIONS, "deliveries_by_endpoint (endpoint=?"),
             (SELECT_SEALED, "PRIMARY KEY (id>?"),
         ] {
             let steps = row::plan(&connection, select);

@@ -324,9 +324,10 @@ fn may_still_record(connection: &Connection, record: &Record, seq: Option<i64>, 
 fn record_attempt(turn: &Turn<'_>, seq: i64, attempt: &AttemptRecord, state: DeliveryState) -> Result<bool, Error> {
     let (outcome, status_code) = outcome_columns(attempt.outcome);
     let attempted_at = attempt.attempted_at.as_millis();
+    let version = attempt.endpoint_version.map(signed);
     let moved = match state {
         DeliveryState::Waiting { due } => {
-            let columns = params![attempt.number, attempted_at, status_code, attempt.error, seq, due.as_millis()];
+            let columns = params![attempt.number, attempted_at, status_code, attempt.error, seq, version, due.as_millis()];
             turn.execute_often(UPDATE_TRIED, columns)?
         }
         DeliveryState::Delivered { .. } | DeliveryState::Dead { .. } | DeliveryState::Cancelled { .. } => {
@@ -337,6 +338,7 @@ fn record_attempt(turn: &Turn<'_>, seq: i64, attempt: &AttemptRecord, state: Del
                 status_code,
                 attempt.error,
                 seq,
+                version,
                 status,
                 ended_at_ms,
                 dead_reason,
@@ -364,6 +366,7 @@ fn record_attempt(turn: &Turn<'_>, seq: i64, attempt: &AttemptRecord, state: Del
         attempt.preview,
         attempt.error,
         attempted_at,
+        version,
     ];
     turn.execute_often(INSERT_ATTEMPT, made)?;
     Ok(true)
@@ -378,18 +381,19 @@ const UPSERT_LANE: &str = "INSERT INTO lanes (endpoint, document, version) VALUE
 macro_rules! update_attempted {
     ($more:literal) => {
         concat!(
-            "UPDATE deliveries SET attempts = ?1, last_attempt_at_ms = ?2, last_status_code = ?3, last_error = ?4, ",
+            "UPDATE deliveries SET attempts = ?1, last_attempt_at_ms = ?2, last_status_code = ?3, last_error = ?4, last_endpoint_version = ?6, ",
             $more,
             " WHERE seq = ?5 AND status = 'waiting' AND attempts = ?1 - 1"
         )
     };
 }
-const UPDATE_TRIED: &str = update_attempted!("due_at_ms = ?6, is_later = 1");
+const UPDATE_TRIED: &str = update_attempted!("due_at_ms = ?7, is_later = 1");
 const UPDATE_ENDED: &str =
-    update_attempted!("status = ?6, due_at_ms = NULL, ended_at_ms = ?7, dead_reason = ?8, cancel_reason = ?9");
+    update_attempted!("status = ?7, due_at_ms = NULL, ended_at_ms = ?8, dead_reason = ?9, cancel_reason = ?10");
 const INSERT_ATTEMPT: &str = "INSERT INTO attempts (delivery_seq, number, id, outcome, status_code, response_time_ms, dns_ms,
-                                                    connect_ms, tls_ms, first_byte_ms, timeout_ms, preview, error, attempted_at_ms)
-                              VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
+                                                    connect_ms, tls_ms, first_byte_ms, timeout_ms, preview, error, attempted_at_ms,
+                                                    endpoint_version)
+                              VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)";
 
 /// Ends a delivery that waits, or makes it due at another time, without an attempt.
 fn move_on(connection: &Connection, seq: i64, state: DeliveryState) -> Result<bool, Error> {

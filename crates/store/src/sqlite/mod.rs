@@ -238,10 +238,10 @@ mod verbs {
     use super::{Feed, Sqlite};
     use crate::{
         Answer, Applied, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command,
-        Commanded, Commands, Configured, DeliveryQuery, DeliveryRow, EndpointQuery, EventQuery, EventRow, GivenUp, HandedOver,
-        Housekeeping, Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NodeId, Overdue, Page, Partition,
-        PlaceQuery, Published, Record, RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow, SealedValues, StatisticsQuery,
-        StatisticsStep, Store, StoredEndpoint, StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
+        Commanded, Commands, Configured, DeliveryQuery, DeliveryRow, EndpointQuery, EndpointVersion, EventQuery, EventRow, GivenUp,
+        HandedOver, Housekeeping, Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NodeId, Overdue, Page,
+        Partition, PlaceQuery, Published, Record, RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow, SealedValues,
+        StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
     };
 
     impl Store for Sqlite {
@@ -335,6 +335,7 @@ mod verbs {
             deliveries_at(rows: Vec<Seq>) -> Vec<DeliveryRow>;
             dead_letters(query: DeliveryQuery) -> Page<DeliveryRow>;
             attempts(delivery: DeliveryId) -> Vec<AttemptRecord>;
+            endpoint_versions(endpoint: EndpointId, versions: Vec<u64>) -> Vec<EndpointVersion>;
             event(tenant: Option<TenantId>, id: EventId) -> Option<EventRow>;
             tenants_of_event(id: EventId) -> Vec<TenantId>;
             sealed_values() -> SealedValues;

@@ -31,6 +31,7 @@ async fn what_a_leaver_has_in_flight_it_may_still_record_and_nothing_else(world:
     let old = world.epoch;
     let in_flight = vec![in_flight(&promised, 1, later(now, 60)), in_flight(&late, 1, now)];
     world.store.hand_over(world.node, GivenUp::Everything, in_flight).await.unwrap();
+    leases_end(&world, "in an hour");
     let options = world.options.clone();
     let world = world.reopened(options).await;
     let claimed = world.store.claim(world.node, usize::from(PARTITIONS)).await.unwrap().unwrap();
@@ -61,6 +62,7 @@ async fn what_was_recorded_before_it_is_handed_over_is_not_left_alone(world: Wor
     let until = later(now, 60);
     let handed_over = vec![in_flight(&tried, 1, until), in_flight(&delivered, 1, until), in_flight(&unsent, 1, until)];
     world.store.hand_over(world.node, GivenUp::Everything, handed_over).await.unwrap();
+    leases_end(&world, "in an hour");
     let options = world.options.clone();
     let world = world.reopened(options).await;
     let claimed = world.store.claim(world.node, usize::from(PARTITIONS)).await.unwrap().unwrap();
@@ -75,6 +77,7 @@ async fn a_new_owner_can_ask_which_deliveries_are_still_in_flight_elsewhere(worl
     let until = later(now, 60);
     let handed_over = vec![in_flight(&first, 1, until), in_flight(&second, 1, until), in_flight(&late, 1, now)];
     world.store.hand_over(world.node, GivenUp::Everything, handed_over).await.unwrap();
+    leases_end(&world, "in an hour");
     let options = world.options.clone();
     let world = world.reopened(options).await;
     let asked = vec![first.seq, second.seq, late.seq, never.seq];
@@ -90,6 +93,40 @@ async fn a_new_owner_can_ask_which_deliveries_are_still_in_flight_elsewhere(worl
     assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordedAs::Done]);
     assert_eq!(left().await, [second.seq]);
     assert!(world.store.handed_over_left(vec![]).await.unwrap().is_empty());
+}
+
+/// However slow this machine is, a node is gone when the test says so. SQLite has no leases.
+fn leases_end(world: &World, when: &str) {
+    if world.is_postgres() {
+        let at = if when == "now" { "clock_timestamp()" } else { "clock_timestamp() + interval '1 hour'" };
+        world.tamper(&format!("UPDATE nodes SET expires_at = {at}"));
+    }
+}
+
+/// A node that is killed while it finishes its requests has no one to record them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn i33_what_a_leaver_that_is_gone_had_in_flight_is_not_waited_for_and_cannot_be_recorded() {
+    let world = World::postgres().await;
+    world.endpoint("acme").await;
+    let (first, second) = (world.delivery("acme").await, world.delivery("acme").await);
+    let (now, old) = (world.store.now(), world.epoch);
+    let until = later(now, 60);
+    let handed_over = vec![in_flight(&first, 1, until), in_flight(&second, 1, until)];
+    world.store.hand_over(world.node, GivenUp::Everything, handed_over).await.unwrap();
+    leases_end(&world, "now");
+    let options = world.options.clone();
+    let world = world.reopened(options).await;
+    assert!(world.store.handed_over_left(vec![first.seq, second.seq]).await.unwrap().is_empty());
+    let claimed = world.store.claim(world.node, usize::from(PARTITIONS)).await.unwrap().unwrap();
+    assert_eq!(claimed.leave_alone, []);
+    let state = State::Delivered { at: now };
+    let recorded = Recorded::Attempt { seq: first.seq, attempt: world.attempt(1, 200), state };
+    let record = Record { epoch: old, ..world.record(&first, recorded) };
+    assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordedAs::NotOwner]);
+    assert_eq!(world.try_once(&first, 1, 200, state).await, RecordedAs::Done, "it is its successor's");
+    // What was handed over before nodes were named is waited for until its deadline.
+    world.tamper("UPDATE handed_over SET node = NULL");
+    assert_eq!(world.store.handed_over_left(vec![first.seq, second.seq]).await.unwrap(), [second.seq]);
 }
 
 async fn a_node_that_never_joined_is_refused(world: World) {

@@ -1,8 +1,11 @@
 //! What has become of it, for people who ask.
 
+use std::sync::Arc;
+
 use posthaste_core::delivery::{DeadReason, State};
+use posthaste_core::endpoint::{Endpoint, Headers, PayloadFormat, Status};
 use posthaste_core::event::TypePatterns;
-use posthaste_core::id::EventId;
+use posthaste_core::id::{EndpointId, EventId};
 use posthaste_store::*;
 
 use crate::world::{World, later, tenant};
@@ -13,6 +16,8 @@ crate::conform! {
     dead_letters_are_listed_by_their_death
     events_are_listed_without_their_payloads
     what_belongs_to_another_tenant_is_not_found
+    an_old_delivery_keeps_the_url_that_was_used
+    a_version_is_kept_only_when_history_would_show_another
     rows_are_followed_in_the_order_in_which_they_were_made
 }
 
@@ -167,4 +172,93 @@ async fn what_belongs_to_another_tenant_is_not_found(world: World) {
     assert!(world.store.event(None, event.id.clone()).await.unwrap().is_some(), "whoever may see all sees it");
     let query = DeliveryQuery { tenant: Some(tenant("globex")), event: Some(event.id), limit: 5, ..DeliveryQuery::default() };
     assert_eq!(world.store.deliveries(query).await.unwrap().rows, []);
+}
+
+/// An attempt that was sent with a version of the endpoint.
+async fn try_with(world: &World, delivery: &DeliveryRow, number: u32, version: u64, state: State) {
+    let attempt = Box::new(AttemptRecord { endpoint_version: Some(version), ..*world.attempt(number, 500) });
+    let record = world.record(delivery, Recorded::Attempt { seq: delivery.seq, attempt, state });
+    assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordedAs::Done]);
+}
+
+async fn replace(world: &World, endpoint: &Endpoint) -> u64 {
+    let change = Change::ReplaceEndpoint { endpoint: Box::new(endpoint.clone()), expected_version: None, secrets: None };
+    world.configure(change).await.unwrap().version
+}
+
+async fn an_old_delivery_keeps_the_url_that_was_used(world: World) {
+    let mut endpoint = world.endpoint("acme").await;
+    let first_url = endpoint.url.clone();
+    let url = |delivery: &DeliveryRow| {
+        let (store, id) = (Arc::clone(&world.store), delivery.id);
+        async move { store.delivery(id).await.unwrap().unwrap().endpoint_url }
+    };
+    let (old, untried) = (world.delivery("acme").await, world.delivery("acme").await);
+    let due = later(world.store.now(), 60);
+    try_with(&world, &old, 1, 1, State::Waiting { due }).await;
+    endpoint.url = "https://example.com/second".to_owned();
+    endpoint.payload_format = PayloadFormat::CloudEvents;
+    endpoint.headers = Headers::new([("x-name", "canary-value")], &endpoint.signing).unwrap();
+    let second = replace(&world, &endpoint).await;
+    assert_eq!(url(&old).await, first_url);
+    assert_eq!(url(&untried).await, "https://example.com/second", "where it will go");
+    try_with(&world, &old, 2, second, State::Waiting { due }).await;
+    try_with(&world, &untried, 1, second, State::Delivered { at: world.store.now() }).await;
+    // Changes of other things are versions too.
+    endpoint.status = Status::Paused { until: None };
+    let paused = replace(&world, &endpoint).await;
+    try_with(&world, &old, 3, paused, State::Delivered { at: world.store.now() }).await;
+    endpoint.url = "https://example.com/third".to_owned();
+    endpoint.headers = Headers::default();
+    let third = replace(&world, &endpoint).await;
+    assert_eq!((url(&old).await, url(&untried).await), ("https://example.com/second".into(), "https://example.com/second".into()));
+    let listed = world.store.deliveries(DeliveryQuery { limit: 10, ..DeliveryQuery::default() }).await.unwrap().rows;
+    assert!(listed.iter().all(|row| row.endpoint_url == "https://example.com/second"), "{listed:?}");
+    let attempts = world.store.attempts(old.id).await.unwrap();
+    let sent_with: Vec<u64> = attempts.iter().filter_map(|attempt| attempt.endpoint_version).collect();
+    assert_eq!(sent_with, [1, second, paused]);
+    let versions = world.store.endpoint_versions(endpoint.id, vec![third, 1, paused, second]).await.unwrap();
+    let version = |version, url: &str, payload_format, names: &[&str]| EndpointVersion {
+        version,
+        url: url.to_owned(),
+        payload_format,
+        header_names: Some(names.iter().map(|name| (*name).to_owned()).collect()),
+    };
+    let cloud_events = PayloadFormat::CloudEvents;
+    assert_eq!(
+        versions,
+        [
+            version(third, "https://example.com/third", cloud_events, &[]),
+            version(1, &first_url, PayloadFormat::Envelope, &[]),
+            version(paused, "https://example.com/second", cloud_events, &["x-name"]),
+            version(second, "https://example.com/second", cloud_events, &["x-name"]),
+        ]
+    );
+    let unknown = EndpointId::from_unique(world.store.unique());
+    assert_eq!(world.store.endpoint_versions(unknown, vec![1]).await.unwrap(), []);
+    assert_eq!(world.count("endpoint_versions WHERE header_names LIKE '%canary%'"), 0, "no values");
+    // Attempts from before versions were kept.
+    world.tamper("UPDATE attempts SET endpoint_version = NULL; UPDATE deliveries SET last_endpoint_version = NULL");
+    assert_eq!(url(&old).await, "https://example.com/third");
+    assert_eq!(world.store.attempts(old.id).await.unwrap()[0].endpoint_version, None);
+}
+
+async fn a_version_is_kept_only_when_history_would_show_another(world: World) {
+    let mut endpoint = world.endpoint("acme").await;
+    endpoint.status = Status::Paused { until: None };
+    replace(&world, &endpoint).await;
+    endpoint.headers = Headers::new([("x-name", "one")], &endpoint.signing).unwrap();
+    replace(&world, &endpoint).await;
+    assert_eq!(world.count("endpoint_versions"), 1, "another header");
+    endpoint.headers = Headers::new([("x-name", "two")], &endpoint.signing).unwrap();
+    replace(&world, &endpoint).await;
+    let secrets = vec![StoredSecret { secret: SecretText("whsec_other".to_owned()), until: None }];
+    world.configure(Change::ReplaceSecrets { endpoint: endpoint.id, secrets }).await.unwrap();
+    assert_eq!(world.count("endpoint_versions"), 1, "another value, another secret");
+    endpoint.payload_format = PayloadFormat::Data;
+    replace(&world, &endpoint).await;
+    assert_eq!(world.count("endpoint_versions"), 2, "another format");
+    endpoint.url = "https://example.com/other".to_owned();
+    replace(&world, &endpoint).await;
+    assert_eq!(world.count("endpoint_versions"), 3, "another URL");
 }

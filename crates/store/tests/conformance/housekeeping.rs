@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use posthaste_core::delivery::{DeadReason, State};
+use posthaste_core::endpoint::Endpoint;
 use posthaste_core::event::{Event, Timing};
 use posthaste_core::id::EventId;
 use posthaste_core::tenant::{Retention, Tenant};
@@ -27,6 +28,8 @@ crate::conform! {
     what_is_left_of_a_deleted_tenant_is_removed
     a_tenant_that_is_created_again_keeps_its_new_rows
     what_nobody_refers_to_any_more_is_removed
+    a_version_of_an_endpoint_goes_with_its_last_attempt
+    versions_of_endpoints_go_with_their_tenant
 }
 
 /// Everything becomes older by so many days. Bodies in tables of their own day move with it.
@@ -42,6 +45,7 @@ fn days_pass(world: &World, days: i64) {
          UPDATE endpoints SET deleted_at_ms = deleted_at_ms - {millis};
          UPDATE tenants SET deleted_at_ms = deleted_at_ms - {millis};
          UPDATE keys SET revoked_at_ms = revoked_at_ms - {millis}, expires_at_ms = expires_at_ms - {millis};
+         UPDATE endpoint_versions SET replaced_at_ms = replaced_at_ms - {millis};
          UPDATE replays SET ended_at_ms = ended_at_ms - {millis};"
     );
     if world.is_postgres() {
@@ -74,6 +78,7 @@ async fn sweep_all(world: &World) -> SweptAway {
         total.audit += swept.audit;
         total.replays += swept.replays;
         total.endpoints += swept.endpoints;
+        total.endpoint_versions += swept.endpoint_versions;
         total.tenants += swept.tenants;
         total.keys += swept.keys;
         total.lanes += swept.lanes;
@@ -529,4 +534,57 @@ async fn one_question_about_what_is_overdue_that_fails_does_not_hide_the_others(
         "ALTER TABLE deliveries RENAME COLUMN expires_at_ms TO elsewhere; ALTER TABLE tenants RENAME COLUMN swept_to TO elsewhere",
     );
     assert!(matches!(world.store.overdue(100).await, Err(Error::Unavailable(_))), "nothing could be asked");
+}
+
+/// Gives an endpoint another URL, several times.
+async fn change_url(world: &World, endpoint: &Endpoint, times: u32) {
+    for n in 0..times {
+        let changed = Endpoint { url: format!("https://example.com/{n}/{}", world.store.now().as_millis()), ..endpoint.clone() };
+        let change = Change::ReplaceEndpoint { endpoint: Box::new(changed), expected_version: None, secrets: None };
+        world.configure(change).await.unwrap();
+    }
+}
+
+async fn a_version_of_an_endpoint_goes_with_its_last_attempt(world: World) {
+    let endpoint = world.endpoint("acme").await;
+    keep_for(&world, "acme", 7).await;
+    let old = world.delivery("acme").await;
+    world.deliver(&old).await;
+    change_url(&world, &endpoint, 5).await;
+    assert!(sweep_all(&world).await.is_nothing(), "its attempt is there");
+    days_pass(&world, 1);
+    let young = world.delivery("acme").await;
+    world.deliver(&young).await;
+    change_url(&world, &endpoint, 1).await;
+    assert_eq!(sweep_all(&world).await.endpoint_versions, 0, "still");
+    days_pass(&world, 6);
+    let swept = sweep_all(&world).await;
+    assert_eq!((swept.deliveries, swept.endpoint_versions), (1, 5), "the old attempt is gone, the young one is not");
+    assert_eq!(world.count("endpoint_versions"), 1);
+    days_pass(&world, 7);
+    let swept = sweep_all(&world).await;
+    assert_eq!((swept.deliveries, swept.endpoint_versions, swept.endpoints), (1, 1, 0));
+    // Of a deleted endpoint, too.
+    let last = world.delivery("acme").await;
+    world.deliver(&last).await;
+    change_url(&world, &endpoint, 1).await;
+    world.configure(Change::DeleteEndpoint { endpoint: endpoint.id }).await.unwrap();
+    days_pass(&world, 2);
+    assert_eq!(sweep_all(&world).await.endpoint_versions, 0, "history shows it");
+    days_pass(&world, 7);
+    let swept = sweep_all(&world).await;
+    assert_eq!((swept.deliveries, swept.endpoint_versions, swept.endpoints), (1, 1, 1));
+}
+
+async fn versions_of_endpoints_go_with_their_tenant(world: World) {
+    for of in ["acme", "globex"] {
+        let endpoint = world.endpoint(of).await;
+        let row = world.delivery(of).await;
+        world.deliver(&row).await;
+        change_url(&world, &endpoint, 1).await;
+    }
+    world.configure(Change::DeleteTenant { tenant: tenant("acme") }).await.unwrap();
+    let swept = sweep_all(&world).await;
+    assert_eq!((swept.deliveries, swept.endpoint_versions), (1, 1));
+    assert_eq!(world.count("endpoint_versions"), 1, "of the other tenant");
 }

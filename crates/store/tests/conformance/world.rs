@@ -166,6 +166,7 @@ impl World {
             preview: Some("ok \u{1F600}".to_owned()),
             error: None,
             attempted_at: self.store.now(),
+            endpoint_version: Some(1),
         })
     }
 

@@ -203,6 +203,7 @@ async fn writes_until_it_is_killed() {
                         preview: None,
                         error: None,
                         attempted_at: store.now(),
+                        endpoint_version: Some(1),
                     }),
                     state: State::Delivered { at: store.now() },
                 },

@@ -82,6 +82,7 @@ fn attempt(store: &Postgres, number: u32) -> Box<AttemptRecord> {
         preview: Some("nul \0 here".to_owned()),
         error: Some("nul \0 there".to_owned()),
         attempted_at: store.now(),
+        endpoint_version: Some(1),
     })
 }
 

@@ -369,6 +369,7 @@ const READING: &[&str] = &[
     "deliveries_at",
     "dead_letters",
     "attempts",
+    "endpoint_versions",
     "event",
     "events",
     "count_replay",
@@ -434,6 +435,7 @@ fn attempt(store: &dyn Store, number: u32) -> Box<AttemptRecord> {
         preview: None,
         error: None,
         attempted_at: store.now(),
+        endpoint_version: Some(1),
     })
 }
 

@@ -1,0 +1,1 @@
+-- 0025_leavers.sql: which node has handed a delivery over. With SQLite one process owns everything, and hands over nothing that is in flight.
