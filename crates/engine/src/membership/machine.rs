@@ -144,7 +144,7 @@ impl MembershipMachine {
 
     /// The lease was renewed by a request that was sent at `asked_at`: the database may have counted from then on.
     pub fn renewed(&mut self, asked_at: Duration) {
-        self.lease_ends_at = self.is_shared.then(|| asked_at + LEASE - MARGIN);
+        self.lease_ends_at = self.is_shared.then(|| asked_at + LEASE.saturating_sub(MARGIN));
     }
 
     /// A call that was made at `asked_at` has ended, and it is `now`.
@@ -171,19 +171,17 @@ impl MembershipMachine {
             MembershipReply::Claimed(Some(Ok(claimed))) => self.claimed(claimed),
             // A member that owns nothing does not wait for its next renewal.
             MembershipReply::Claimed(None) if self.phase == Phase::FirstClaim => self.first_claim_failed(now),
-            MembershipReply::Claimed(None) => self.rest(),
             MembershipReply::HandedOver if self.phase == Phase::SteppingDown => self.drop_everything(Ended::Stalled),
-            MembershipReply::HandedOver => self.rest(),
+            MembershipReply::Claimed(None) | MembershipReply::HandedOver => self.rest(),
             MembershipReply::Waited => self.waited(health),
         }
     }
 
     fn waited(&mut self, health: LoopHealth) -> MembershipProgress {
         match self.phase {
-            Phase::Joining => self.call(Phase::Joining, MembershipCall::Join),
             Phase::FirstClaim => self.call(Phase::FirstClaim, MembershipCall::Claim),
             Phase::SteppedDown if health.has_stopped => self.call(Phase::SteppedDown, MembershipCall::Wait(PAUSE)),
-            Phase::SteppedDown => self.call(Phase::Joining, MembershipCall::Join),
+            Phase::Joining | Phase::SteppedDown => self.call(Phase::Joining, MembershipCall::Join),
             Phase::Resting | Phase::Renewing | Phase::Claiming | Phase::GivingBack | Phase::SteppingDown => {
                 self.call(Phase::Renewing, MembershipCall::Renew)
             }
@@ -298,10 +296,10 @@ mod tests {
     #[test]
     fn i34_a_lease_counts_from_when_it_was_asked_for_and_ends_before_the_database_says_so() {
         let mut machine = member();
-        assert_eq!(machine.lease_ends_at(), Some(seconds(10) + LEASE - MARGIN));
+        assert_eq!(machine.lease_ends_at(), Some(seconds(10) + LEASE.saturating_sub(MARGIN)));
         let progress = renew(&mut machine, 12, 16, Some(Ok(())));
         assert_eq!(progress, MembershipProgress { news: None, next: MembershipCall::Claim });
-        assert_eq!(machine.lease_ends_at(), Some(seconds(12) + LEASE - MARGIN));
+        assert_eq!(machine.lease_ends_at(), Some(seconds(12) + LEASE.saturating_sub(MARGIN)));
         let progress = renew(&mut machine, 12, 17, None);
         assert_eq!(progress, MembershipProgress { news: Some(MembershipNews::Ended(Ended::Lease)), next: MembershipCall::Join });
         assert!(!machine.owns(3));

@@ -25,6 +25,7 @@ const LEAP_MIN: Duration = Duration::from_millis(500);
 pub(super) const SKEW_MAX_MS: i64 = 20;
 
 /// The clocks of the machine that SQLite runs on.
+#[expect(clippy::struct_field_names, reason = "the unit of each")]
 #[derive(Debug)]
 pub(super) struct Machine {
     started_ms: i64,

@@ -10,7 +10,7 @@ use posthaste_core::time::Timestamp;
 use posthaste_engine::{
     LoopHealth, MembershipCall, MembershipMachine, MembershipNews, MembershipProgress, MembershipReply, RENEWED_EVERY, Wake,
 };
-use posthaste_store::LEASE;
+use posthaste_store::{Claimed, LEASE, Refusal};
 use rand::RngExt;
 
 use super::store::Kind;
@@ -54,7 +54,7 @@ impl World {
             self.store.renew((node, self.nodes[node].member), asked_at + LEASE);
             let incarnation = self.nodes[node].incarnation;
             self.later(
-                RENEWED_EVERY - ago,
+                RENEWED_EVERY.saturating_sub(ago),
                 Step::MemberReply { node, incarnation, asked_at, reply: Box::new(Some(MembershipReply::Waited)) },
             );
         }
@@ -72,15 +72,9 @@ impl World {
     }
 
     /// The store sees a call of a node's membership.
-    pub(super) fn member_calls(
-        &mut self,
-        node: usize,
-        incarnation: u64,
-        asked_at: Timestamp,
-        call: MembershipCall,
-    ) -> Result<(), Violation> {
+    pub(super) fn member_calls(&mut self, node: usize, incarnation: u64, asked_at: Timestamp, call: MembershipCall) {
         if self.nodes[node].incarnation != incarnation {
-            return Ok(());
+            return;
         }
         let is_renewal = call == MembershipCall::Renew;
         let is_out = self.real < self.store_fails_until;
@@ -89,8 +83,11 @@ impl World {
             0 if !self.is_healed => None,
             _ if is_out || chance == 1 && !self.is_healed => Some(failed(&call)),
             // It was written, and the node does not hear of it.
-            2 if !self.is_healed => self.member_reply(node, call.clone())?.map(|_| failed(&call)),
-            _ => self.member_reply(node, call)?,
+            2 if !self.is_healed => {
+                self.member_reply(node, call.clone());
+                Some(failed(&call))
+            }
+            _ => Some(self.member_reply(node, call)),
         };
         let delay = self.member_call_takes();
         if is_renewal && self.is_well(node) && std::mem::take(&mut self.nodes[node].freezes_at_renewal) && !self.is_healed {
@@ -98,7 +95,6 @@ impl World {
             self.freeze_now(node);
         }
         self.later(delay, Step::MemberReply { node, incarnation, asked_at, reply: Box::new(reply) });
-        Ok(())
     }
 
     /// A node hears how a call of its membership ended. `None`: it has panicked.
@@ -189,9 +185,9 @@ impl World {
         is_over && self.store.partitions.values().all(|holding| is_live(holding.owner))
     }
 
-    fn member_reply(&mut self, node: usize, call: MembershipCall) -> Result<Option<MembershipReply>, Violation> {
+    fn member_reply(&mut self, node: usize, call: MembershipCall) -> MembershipReply {
         let member = (node, self.nodes[node].member);
-        Ok(Some(match call {
+        match call {
             MembershipCall::Join => {
                 self.store.renew(member, self.real + LEASE);
                 MembershipReply::Joined(Some(()))
@@ -201,25 +197,25 @@ impl World {
                 if is_live {
                     self.store.renew(member, self.real + LEASE);
                 }
-                let refused = Err(posthaste_store::Refusal::LeaseEnded);
+                let refused = Err(Refusal::LeaseEnded);
                 MembershipReply::Renewed(Some(if is_live { Ok(()) } else { refused }))
             }
-            MembershipCall::Claim => MembershipReply::Claimed(Some(self.claim(node)?)),
+            MembershipCall::Claim => MembershipReply::Claimed(Some(self.claim(node))),
             MembershipCall::HandOver(partitions) => {
                 self.hand_over(member, &partitions, &[]);
                 MembershipReply::HandedOver
             }
             MembershipCall::Wait(_) => MembershipReply::Waited,
-        }))
+        }
     }
 
     /// Takes what no live node has.
-    fn claim(&mut self, node: usize) -> Result<Result<posthaste_store::Claimed, posthaste_store::Refusal>, Violation> {
+    fn claim(&mut self, node: usize) -> Result<Claimed, Refusal> {
         let member = (node, self.nodes[node].member);
         let is_shared = self.store.kind == Kind::Postgres;
         if is_shared && !self.store.has_lease(member, self.real) {
             self.visit("fault", "claim refused");
-            return Ok(Err(posthaste_store::Refusal::LeaseEnded));
+            return Err(Refusal::LeaseEnded);
         }
         for dead in self.store.free_orphans(member, self.real) {
             self.lose_member(dead);
@@ -238,7 +234,7 @@ impl World {
         if !taken.is_empty() {
             self.visit("edge", if claimed.handed_over.is_empty() { "taken over" } else { "taken over with all that was known" });
         }
-        Ok(Ok(claimed))
+        Ok(claimed)
     }
 }
 

@@ -709,7 +709,9 @@ async fn restamp(
     Ok(last.filter(|_| rows.len() >= rows_max))
 }
 
-const SELECT_ENDPOINT: &str = "SELECT * FROM endpoints WHERE id = $1";
+/// Locked, so that the configuration does not change between the read and the stamps: a stamp by an old configuration that comes late
+/// would hide rows from the owner that goes by the new one.
+const SELECT_ENDPOINT: &str = "SELECT * FROM endpoints WHERE id = $1 FOR SHARE";
 const SELECT_TO_RESTAMP: &str =
     "SELECT seq, type, is_priority, class, status FROM deliveries WHERE endpoint = $1 AND seq > $2 ORDER BY seq LIMIT $3";
 /// One that has ended meanwhile is left as it is.
