@@ -17,11 +17,17 @@ const LIFE_MS: (u64, u64) = (5, 500);
 const LIFE_ON_POSTGRES_MS: (u64, u64) = (200, 9_000);
 /// Of those with an order, a time, caps, quiet hours and replays.
 const SHARES: [u64; 5] = [1, 2, 2, 2, 1];
+/// Of those whose settings change.
+const SHARE_OF_CHANGES: u64 = 2;
+/// How often they change in the end, when requests that hang are not cut off by kills.
+const CHANGES_WITHOUT_KILLS: u32 = 4;
+const LONGER_THAN_A_REQUEST: Duration = Duration::from_secs(3);
 /// In which cycles a replay is asked for.
 const REPLAYS_IN: [u32; 2] = [2, 4];
 /// What every run has cases of.
-const EXPECTED: [&str; 19] = [
+const EXPECTED: [&str; 20] = [
     "I1", "I4", "I5", "I6", "I9", "I10", "I11", "I12", "I13", "I14", "I15", "I16", "I17", "I18", "I20", "I22", "I23", "I25", "I26",
+    "I28",
 ];
 /// How often one of the endpoints is paused, for half as long, in cycles.
 const PAUSE_EVERY: u32 = 16;
@@ -84,6 +90,7 @@ pub async fn run(binary: &Path, course: &Course, mut progress: impl FnMut(u32)) 
     world.start(&[]).await?;
     world.furnish().await?;
     world.furnish_shapes(&SHARES).await?;
+    world.furnish_changes(SHARE_OF_CHANGES).await?;
     let publishing = world.publish(course.rate);
     let mut slowest_restart = Duration::ZERO;
     let (shortest, longest) = match course.database {
@@ -118,6 +125,11 @@ pub async fn run(binary: &Path, course: &Course, mut progress: impl FnMut(u32)) 
     }
     slowest_restart = slowest_restart.max(world.start(&[]).await?);
     world.pause(false).await;
+    for _ in 0..CHANGES_WITHOUT_KILLS {
+        world.change().await;
+        tokio::time::sleep(LONGER_THAN_A_REQUEST).await;
+    }
+    world.end_changes().await?;
     world.pass_edge().await?;
     publishing.stop().await;
     let owed = world.settle().await;

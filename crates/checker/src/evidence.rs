@@ -252,6 +252,24 @@ pub enum Setting {
     Mark(u64),
     /// The number of its secret.
     Secret(usize),
+    /// How long a request may take.
+    Timeout(Moment),
+    /// Only events with an even serial number, or only those with an odd one.
+    Wants(Parity),
+    Disabled,
+    RateLimit(RateLimit),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Parity {
+    Even,
+    Odd,
+}
+
+impl Parity {
+    pub fn of(serial: u64) -> Parity {
+        if serial.is_multiple_of(2) { Parity::Even } else { Parity::Odd }
+    }
 }
 
 /// What the server says of a delivery in the end.

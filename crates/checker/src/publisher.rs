@@ -227,9 +227,9 @@ fn tenant(shares: &[u64], drawn: u64) -> u32 {
 
 /// JSON that nobody who decodes and encodes it would leave as it is.
 fn payload(serial: u64, drawn: u64, filler_bytes: usize) -> String {
-    let filler = "x".repeat(filler_bytes);
+    let (filler, is_even) = ("x".repeat(filler_bytes), serial.is_multiple_of(2));
     format!(
-        r#"{{"serial":{serial}, "b" : 1.00,"a":12345678901234567890123.0e-2,  "text":"ü \u00fc \/ {drawn:x}","a":null,"filler":"{filler}"}}"#
+        r#"{{"serial":{serial}, "even":{is_even},"b" : 1.00,"a":12345678901234567890123.0e-2,  "text":"ü \u00fc \/ {drawn:x}","a":null,"filler":"{filler}"}}"#
     )
 }
 

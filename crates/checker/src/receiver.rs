@@ -35,6 +35,8 @@ pub enum Mood {
     Picky,
     /// Refuses the first tries of every fourth event for now, and says when to come back, or something that means nothing.
     Busy,
+    /// Never answers the first try of every fourth event.
+    Hanging,
     /// Answers 410 to every twentieth event until it is disabled.
     Going,
 }
@@ -179,7 +181,10 @@ impl Receiver {
                 32..34 => later(4_000, 200),
                 _ => status(200),
             },
-            Mood::Healthy | Mood::Slow | Mood::Sluggish | Mood::Flaky | Mood::Picky | Mood::Busy | Mood::Going => status(200),
+            Mood::Hanging if by_event.is_multiple_of(4) && hit.attempt == 1 && !is_healed => later(60_000, 200),
+            Mood::Healthy | Mood::Hanging | Mood::Slow | Mood::Sluggish | Mood::Flaky | Mood::Picky | Mood::Busy | Mood::Going => {
+                status(200)
+            }
         }
     }
 }

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt;
 
-use crate::evidence::{Answer, Evidence, Hit, Moment, Outcome, Pause, Publish, Setting};
+use crate::evidence::{Answer, Change, Evidence, Hit, Moment, Outcome, Parity, Pause, Publish, RateLimit, Setting};
 use crate::shape;
 
 /// What measuring may be off by.
@@ -16,6 +16,8 @@ pub(crate) const SLACK: Moment = 250_000;
 const RECORDED_WITHIN: Moment = 3_000_000;
 /// How long a change of an endpoint may take to be in force everywhere.
 const IN_FORCE_WITHIN: Moment = 100_000;
+/// How much longer than its timeout a request may last.
+const TIMED_OUT_WITHIN: Moment = 1_000_000;
 /// What signatures may be off by.
 const CLOCK_OFF_SECONDS_MAX: u64 = 2;
 /// How many findings are shown of each promise.
@@ -101,7 +103,7 @@ pub fn judge(evidence: &Evidence) -> Vec<Verdict> {
         token_bucket(&index),
         shape::caps(&index),
         shape::quiet_hours(&index),
-        pauses(&index),
+        changes(&index),
     ]
 }
 
@@ -396,23 +398,27 @@ fn token_bucket(index: &Index<'_>) -> Verdict {
     finding.0.not_checked = index.evidence.missing.get("I23").cloned();
     for (at, endpoint) in index.evidence.endpoints.iter().enumerate() {
         let Some(limit) = endpoint.rate_limit else { continue };
-        let mut starts: Vec<Moment> = index.evidence.hits.iter().filter(|hit| hit.endpoint == at).map(|hit| hit.start).collect();
-        starts.sort_unstable();
-        let per_moment = f64::from(limit.max_per_minute) / 60_000_000.0;
-        let mut lowest = f64::INFINITY;
-        for (count, start) in starts.iter().enumerate() {
-            let line = count as f64 - per_moment * *start as f64;
-            lowest = lowest.min(line);
-            let most = line - lowest + 1.0;
-            let allowed = f64::from(limit.burst_capacity) + per_moment * SLACK as f64;
-            finding.check(most <= allowed, || format!("endpoint {at}: {most:.1} where {allowed:.1} are allowed, at {start}"));
-        }
+        let starts = index.evidence.hits.iter().filter(|hit| hit.endpoint == at).map(|hit| hit.start).collect();
+        check_bucket(&mut finding, limit, starts, &format!("endpoint {at}"));
     }
     finding.done()
 }
 
-fn pauses(index: &Index<'_>) -> Verdict {
-    let claim = "from the answer to a change on nothing goes by the old URL, headers, secret or status, across every restart";
+fn check_bucket(finding: &mut Finding, limit: RateLimit, mut starts: Vec<Moment>, whose: &str) {
+    starts.sort_unstable();
+    let per_moment = f64::from(limit.max_per_minute) / 60_000_000.0;
+    let mut lowest = f64::INFINITY;
+    for (count, start) in starts.iter().enumerate() {
+        let line = count as f64 - per_moment * *start as f64;
+        lowest = lowest.min(line);
+        let most = line - lowest + 1.0;
+        let allowed = f64::from(limit.burst_capacity) + per_moment * SLACK as f64;
+        finding.check(most <= allowed, || format!("{whose}: {most:.1} where {allowed:.1} are allowed, at {start}"));
+    }
+}
+
+fn changes(index: &Index<'_>) -> Verdict {
+    let claim = "from the answer to a change on nothing goes by the old URL, headers, secret, timeout, filter, rate limit or status, across every restart";
     let mut finding = Finding::about("I28", claim);
     finding.0.not_checked = index.evidence.missing.get("I28").cloned();
     for Pause { endpoint, from, until } in &index.evidence.pauses {
@@ -422,20 +428,68 @@ fn pauses(index: &Index<'_>) -> Verdict {
     }
     for change in &index.evidence.changes {
         let in_force = change.from.saturating_add(IN_FORCE_WITHIN)..change.until;
-        let mut hits = index.evidence.hits.iter().filter(|hit| hit.endpoint == change.endpoint && in_force.contains(&hit.start));
-        let other = hits.find(|hit| match change.setting {
-            Setting::Mark(mark) => hit.marks != [Some(mark); 2],
-            Setting::Secret(number) => hit.secret.is_some_and(|secret| secret != number),
-        });
-        finding.check(other.is_none(), || format!("{change:?}: {other:?}"));
+        let is_in_force = |hit: &&Hit| hit.endpoint == change.endpoint && in_force.contains(&hit.start);
+        let mut hits = index.evidence.hits.iter().filter(is_in_force);
+        match change.setting {
+            Setting::Mark(mark) => {
+                let other = hits.find(|hit| hit.marks != [Some(mark); 2]);
+                finding.check(other.is_none(), || format!("{change:?}: {other:?}"));
+            }
+            Setting::Secret(number) => {
+                let other = hits.find(|hit| hit.secret.is_some_and(|secret| secret != number));
+                finding.check(other.is_none(), || format!("{change:?}: {other:?}"));
+            }
+            Setting::Timeout(timeout) => {
+                let lasts = timeout.saturating_sub(SLACK)..=timeout + TIMED_OUT_WITHIN + SLACK;
+                let was_cut_off = |hit: &&Hit| index.was_killed_between(hit.start, hit.end + RECORDED_WITHIN);
+                for hit in hits.filter(|hit| hit.answer == Answer::Cut && !was_cut_off(hit)) {
+                    finding.check(lasts.contains(&(hit.end - hit.start)), || format!("{change:?}: {hit:?}"));
+                }
+            }
+            Setting::Wants(parity) => check_filter(index, &mut finding, change, parity),
+            Setting::Disabled => {
+                let hit = hits.next();
+                finding.check(hit.is_none(), || format!("{change:?}: {hit:?}"));
+                for (serial, _) in published_under(index, change) {
+                    let count = index.hits_of(serial, change.endpoint).len();
+                    finding.check(count == 0, || format!("{change:?}: event {serial} was published then and came {count} times"));
+                }
+            }
+            Setting::RateLimit(limit) => {
+                check_bucket(&mut finding, limit, hits.map(|hit| hit.start).collect(), &format!("{change:?}"));
+            }
+        }
     }
     finding.done()
+}
+
+/// Events of the tenant whose every publish was sent and answered while a setting was in force, by their serial numbers.
+fn published_under<'i>(index: &'i Index<'_>, change: &'i Change) -> impl Iterator<Item = (u64, &'i [&'i Publish])> {
+    let tenant = index.evidence.endpoints.get(change.endpoint).map(|endpoint| endpoint.tenant);
+    let is_under =
+        move |publish: &Publish| Some(publish.tenant) == tenant && change.from <= publish.sent && publish.answered < change.until;
+    let all = index.publishes.iter().map(|(serial, publishes)| (*serial, publishes.as_slice()));
+    all.filter(move |(_, publishes)| publishes.iter().all(|publish| is_under(publish)))
+}
+
+/// A filter applies to every event that is published after its answer: what it wants comes, and nothing else.
+fn check_filter(index: &Index<'_>, finding: &mut Finding, change: &Change, parity: Parity) {
+    for (serial, publishes) in published_under(index, change) {
+        if Parity::of(serial) != parity {
+            let count = index.hits_of(serial, change.endpoint).len();
+            finding.check(count == 0, || format!("{change:?}: event {serial} is not wanted and came {count} times"));
+        } else if publishes.iter().any(|publish| matches!(publish.outcome, Outcome::Ok { .. })) {
+            finding.check(index.has_ended(serial, change.endpoint), || {
+                format!("{change:?}: event {serial} is wanted and did not come")
+            });
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::evidence::{Cancel, Change, DeliveryState, Endpoint, RateLimit, RetryAfter, Row, fingerprint};
+    use crate::evidence::{Cancel, DeliveryState, Endpoint, RetryAfter, Row, fingerprint};
 
     const SECOND: Moment = 1_000_000;
 
@@ -685,6 +739,76 @@ mod tests {
         check(&[], change(mark, late, [Some(2), Some(2)], None));
         check(&[], change(secret, 8 * SECOND, [None; 2], Some(1)));
         check(&["I28"], change(secret, 8 * SECOND, [None; 2], Some(0)));
+    }
+
+    /// The first event is published at 10 s and comes to endpoint 0 at once.
+    fn changed(setting: Setting, from: Moment) -> impl Fn(&mut Evidence) {
+        move |evidence| evidence.changes.push(Change { endpoint: 0, from, until: 15 * SECOND, setting })
+    }
+
+    #[test]
+    fn i28_a_request_that_lasts_as_long_as_an_old_timeout_is_found() {
+        let hangs = |seconds: Moment, from: Moment| {
+            move |evidence: &mut Evidence| {
+                changed(Setting::Timeout(SECOND), from)(evidence);
+                // Cut off, and delivered by the next try.
+                evidence.hits[0].answer = Answer::Cut;
+                evidence.hits[0].end = evidence.hits[0].start + seconds * SECOND;
+                let next = again(evidence, 0, 8 * SECOND);
+                (next.answer, next.attempt, next.end) = (Answer::Status(200), 2, next.start);
+                evidence.deliveries.get_mut("dlv_0_0").unwrap().attempt_count = 2;
+            }
+        };
+        check(&[], hangs(1, 8 * SECOND));
+        check(&["I28"], hangs(3, 8 * SECOND));
+        check(&["I28"], hangs(0, 8 * SECOND));
+        check(&[], hangs(3, 10 * SECOND));
+        check(&[], |evidence| {
+            hangs(3, 8 * SECOND)(evidence);
+            evidence.kills.push(13 * SECOND);
+        });
+    }
+
+    #[test]
+    fn i28_an_event_that_a_new_filter_does_not_want_is_found_and_one_that_it_wants_is_missed() {
+        check(&[], changed(Setting::Wants(Parity::Even), 8 * SECOND));
+        check(&["I28"], changed(Setting::Wants(Parity::Odd), 8 * SECOND));
+        check(&[], changed(Setting::Wants(Parity::Odd), 10 * SECOND + 1));
+        check(&["I28"], |evidence| {
+            changed(Setting::Wants(Parity::Even), 8 * SECOND)(evidence);
+            evidence.endpoints[0].is_doomed = true;
+            evidence.listed.clear();
+            lose(evidence, 0);
+        });
+    }
+
+    #[test]
+    fn i28_a_hit_at_a_disabled_endpoint_is_found_and_so_is_an_event_that_was_published_then() {
+        check(&["I28"], changed(Setting::Disabled, 8 * SECOND));
+        check(&[], changed(Setting::Disabled, 10 * SECOND + 1));
+        check(&["I28"], |evidence| {
+            changed(Setting::Disabled, 8 * SECOND)(evidence);
+            // It came once the endpoint was enabled.
+            (evidence.hits[0].start, evidence.hits[0].end) = (16 * SECOND, 16 * SECOND + 1);
+        });
+    }
+
+    #[test]
+    fn i28_more_than_a_new_rate_limit_allows_is_found() {
+        let limit = |max_per_minute, burst_capacity| Setting::RateLimit(RateLimit { max_per_minute, burst_capacity });
+        let twice = |setting: Setting, from: Moment| {
+            move |evidence: &mut Evidence| {
+                changed(setting, from)(evidence);
+                evidence.hits[0].answer = Answer::Status(503);
+                let next = again(evidence, 0, SECOND);
+                (next.answer, next.attempt) = (Answer::Status(200), 2);
+                evidence.deliveries.get_mut("dlv_0_0").unwrap().attempt_count = 2;
+            }
+        };
+        check(&["I28"], twice(limit(6, 1), 8 * SECOND));
+        check(&[], twice(limit(60, 1), 8 * SECOND));
+        check(&[], twice(limit(6, 2), 8 * SECOND));
+        check(&[], twice(limit(6, 1), 10 * SECOND + SECOND / 2));
     }
 
     #[test]

@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use crate::caller::Caller;
 use crate::draw::Draw;
 use crate::evidence::{
-    Change, Clock, DeliveryState, Endpoint, Evidence, Hit, Listed, Moment, Outcome, Pause, QuietWindow, RateLimit, ReplayEnd,
-    Retry, Row, Setting,
+    Change, Clock, DeliveryState, Endpoint, Evidence, Hit, Listed, Moment, Outcome, Parity, Pause, QuietWindow, RateLimit,
+    ReplayEnd, Retry, Row, Setting,
 };
 use crate::publisher::{Desk, EVENT_TYPES, LATER, Load, ORDERED, Publishing};
 use crate::receiver::{Mood, Receiver};
@@ -43,6 +43,8 @@ const CAPPED_TENANT: u32 = 3;
 const QUIET: u32 = 7;
 /// The tenant that is replayed.
 const REPLAYED: u32 = 8;
+/// The tenant whose endpoints' timeout, filter, status and rate limit change.
+const UNSTEADY: u32 = 9;
 /// No edge of a window comes sooner than this after its endpoint was made.
 const EDGE_IN: Moment = 4_000_000;
 /// How long after the edge of a window publishing goes on.
@@ -77,6 +79,8 @@ pub struct World {
     is_plain: bool,
     /// When a window ends at one endpoint and begins at another, and which that is.
     edge: Option<(Moment, usize)>,
+    /// Where timeout, filter, status and rate limit change.
+    unsteady: Option<[usize; 4]>,
     evidence: Evidence,
     directory: PathBuf,
     postgres: Option<posthaste_testpg::Server>,
@@ -142,6 +146,7 @@ impl World {
             marks: 0,
             is_plain: false,
             edge: None,
+            unsteady: None,
             evidence,
             directory,
             postgres,
@@ -248,6 +253,21 @@ impl World {
         }
         self.shares.resize(usize::try_from(ORDERED)?, 0);
         self.shares.extend(shares);
+        Ok(())
+    }
+
+    /// Endpoints whose timeout, filter, status and rate limit [`World::change`] changes.
+    pub async fn furnish_changes(&mut self, share: u64) -> anyhow::Result<()> {
+        let first = self.endpoints.len();
+        self.make_special(UNSTEADY, Mood::Hanging, json!({"circuit": {"failure_threshold": 1000}}), |_| {}).await?;
+        // Nothing is owed where not all events are wanted, or may be refused.
+        for _ in 0..2 {
+            self.make_special(UNSTEADY, Mood::Healthy, json!({}), |endpoint| endpoint.is_doomed = true).await?;
+        }
+        self.make_special(UNSTEADY, Mood::Healthy, json!({}), |_| {}).await?;
+        self.unsteady = Some([first, first + 1, first + 2, first + 3]);
+        self.shares.resize(usize::try_from(UNSTEADY)?, 0);
+        self.shares.push(share);
         Ok(())
     }
 
@@ -465,7 +485,7 @@ impl World {
         Ok(())
     }
 
-    /// Changes URL, header and secret of one of the endpoints. From each answer on, and across every restart, they are in force; what was
+    /// Changes URL, header and secret of one of the endpoints, and other settings of others. From each answer on, and across every restart, they are in force; what was
     /// not answered may be or not.
     pub async fn change(&mut self) {
         let (clock, mut caller) = (self.clock, self.caller());
@@ -482,12 +502,56 @@ impl World {
         }
         let secret = format!("whsec_{}", base64::engine::general_purpose::STANDARD.encode(rand::random::<[u8; 32]>()));
         let number = self.receiver.add_secret(CHANGED, &secret);
-        self.end_change(|change| !is_mark(change), clock.now());
+        self.end_change(|change| matches!(change.setting, Setting::Secret(_)), clock.now());
         let said = json!({"secret": secret, "overlap_seconds": 0});
         if caller.post(&format!("{path}/rotate-secret"), &said).await.is_ok_and(|answered| answered.status == 200) {
             let setting = Setting::Secret(number);
             self.evidence.changes.push(Change { endpoint: CHANGED, from: clock.now(), until: Moment::MAX, setting });
         }
+        self.change_the_rest().await;
+    }
+
+    /// The same for timeout, filter, status and rate limit, each at an endpoint of its own.
+    async fn change_the_rest(&mut self) {
+        let Some([timed, filtered, disabled, limited]) = self.unsteady else { return };
+        let is_odd = self.marks % 2 == 1;
+        let (timeout_ms, parity) = if is_odd { (1_000, Parity::Odd) } else { (2_500, Parity::Even) };
+        let limit = if is_odd {
+            RateLimit { max_per_minute: 120, burst_capacity: 2 }
+        } else {
+            RateLimit { max_per_minute: 60_000, burst_capacity: 1_000 }
+        };
+        let said = json!({"timeout": {"mode": "manual", "timeout_ms": timeout_ms}});
+        self.change_one(timed, "", &said, Some(Setting::Timeout(timeout_ms * 1_000))).await;
+        let said = json!({"filter": {"data.even": !is_odd}});
+        self.change_one(filtered, "", &said, Some(Setting::Wants(parity))).await;
+        let verb = if is_odd { "/disable" } else { "/enable" };
+        self.change_one(disabled, verb, &Value::Null, is_odd.then_some(Setting::Disabled)).await;
+        let said = json!({"max_per_minute": limit.max_per_minute, "burst_capacity": limit.burst_capacity});
+        self.change_one(limited, "", &json!({"rate_limit": said}), Some(Setting::RateLimit(limit))).await;
+    }
+
+    async fn change_one(&mut self, endpoint: usize, verb: &str, said: &Value, setting: Option<Setting>) {
+        let path = format!("/v1/endpoints/{}{verb}", self.endpoints[endpoint].id);
+        let method = if verb.is_empty() { http::Method::PATCH } else { http::Method::POST };
+        let body = if said.is_null() { String::new() } else { said.to_string() };
+        let now = self.clock.now();
+        self.end_change(|change| change.endpoint == endpoint, now);
+        let answer = self.caller().call(method, &path, body.into()).await;
+        if let Some(setting) = setting.filter(|_| answer.is_ok_and(|answered| answered.status == 200)) {
+            self.evidence.changes.push(Change { endpoint, from: self.clock.now(), until: Moment::MAX, setting });
+        }
+    }
+
+    /// What a rate limit holds is owed: from now on it may go.
+    pub async fn end_changes(&mut self) -> anyhow::Result<()> {
+        let Some([.., limited]) = self.unsteady else { return Ok(()) };
+        self.end_change(|change| change.endpoint == limited, self.clock.now());
+        let path = format!("/v1/endpoints/{}", self.endpoints[limited].id);
+        let said = json!({"rate_limit": "unlimited"}).to_string();
+        let answer = self.caller().call(http::Method::PATCH, &path, said.into()).await;
+        let status = answer.map_err(|_| anyhow::anyhow!("no answer to a change"))?.status;
+        if status == 200 { Ok(()) } else { bail!("{path} answered {status}") }
     }
 
     fn end_change(&mut self, which: impl Fn(&Change) -> bool, now: Moment) {

@@ -34,8 +34,8 @@ pub(super) struct Known {
     pub(super) computes_at: Timestamp,
     pub(super) reviews_at: Timestamp,
     pub(super) spiked_at: Option<Timestamp>,
-    /// Timeouts came in a run: the timeout is computed once the attempt that showed it is recorded.
-    pub(super) has_spiked: bool,
+    /// Timeouts came in a run: the timeout is computed once the attempt that showed it, of this delivery, is recorded.
+    pub(super) spike_shown_by: Option<DeliveryId>,
     pub(super) tested_at: Option<Timestamp>,
     /// Rows up to this one are not taken from news any more once the lane has been forgotten.
     pub(super) seen: Option<Seq>,
@@ -390,7 +390,7 @@ impl Owner {
                     computes_at: computed_at + DAY,
                     reviews_at: now + HOUR,
                     spiked_at: None,
-                    has_spiked: false,
+                    spike_shown_by: None,
                     tested_at: None,
                     seen: None,
                     has_left: false,

@@ -234,7 +234,7 @@ impl Owner {
             LaneState { memory, timeout: known.timeout, version: self.lane_version }
         });
         if known.mode == Mode::Adaptive || plant::is(Plant::PinIsLearned) {
-            self.consider_timeout(now, endpoint, memory.breaker);
+            self.consider_timeout(now, endpoint, delivery, memory.breaker);
         }
         if plant::is(Plant::AnswerDropped) && decision.verdict.retry_at().is_none() {
             return;
@@ -311,7 +311,7 @@ impl Owner {
                         tracing::warn!(%delivery, "an attempt was not recorded: somebody else owns its delivery now");
                     }
                     self.scheduler.recorded(endpoint, delivery);
-                    self.consider_spike(now, endpoint);
+                    self.consider_spike(now, endpoint, delivery);
                     self.changed.insert(endpoint);
                 }
                 After::Withdrawn { endpoint, delivery, seq, still_waits, ticket, note } => {

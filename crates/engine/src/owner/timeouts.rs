@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use posthaste_core::circuit::Breaker;
-use posthaste_core::id::EndpointId;
+use posthaste_core::id::{DeliveryId, EndpointId};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::{Adaptive, Evidence, Tally, Trigger};
 use posthaste_metrics::Note;
 use posthaste_store::{Counts, LaneState, Recorded};
 
+use super::ownership::Known;
 use super::{After, Deed, Owner, Seen};
 use crate::tally::BETWEEN_SPIKES;
 
@@ -16,14 +17,14 @@ pub(super) const DAY: Duration = Duration::from_hours(24);
 pub(super) const HOUR: Duration = Duration::from_hours(1);
 
 impl Owner {
-    pub(super) fn consider_timeout(&mut self, now: Timestamp, endpoint: EndpointId, breaker: Breaker) {
+    pub(super) fn consider_timeout(&mut self, now: Timestamp, endpoint: EndpointId, delivery: DeliveryId, breaker: Breaker) {
         let known = self.known.get_mut(&endpoint).expect("just sent there");
         let is_closed = matches!(breaker, Breaker::Closed { .. });
         let may_spike = known.spiked_at.is_none_or(|spiked_at| spiked_at + BETWEEN_SPIKES <= now);
         let shortened_at = known.timeout.shortened_at(now);
         if may_spike && known.recent.tally().is_spike(is_closed) {
             known.spiked_at = Some(now);
-            known.has_spiked = true;
+            known.spike_shown_by = Some(delivery);
             return;
         }
         let trigger = if known.computes_at <= now {
@@ -38,10 +39,11 @@ impl Owner {
         self.deeds.push(Deed::See { life: self.life, endpoint, trigger, shortened_at });
     }
 
-    /// An attempt is recorded: if it showed a spike, what is looked at now includes it.
-    pub(super) fn consider_spike(&mut self, now: Timestamp, endpoint: EndpointId) {
-        let Some(known) = self.known.get_mut(&endpoint).filter(|known| known.has_spiked) else { return };
-        known.has_spiked = false;
+    /// An attempt is recorded: if it showed a spike, what is looked at now includes it and those before it.
+    pub(super) fn consider_spike(&mut self, now: Timestamp, endpoint: EndpointId, delivery: DeliveryId) {
+        let has_shown_it = |known: &&mut Known| known.spike_shown_by == Some(delivery);
+        let Some(known) = self.known.get_mut(&endpoint).filter(has_shown_it) else { return };
+        known.spike_shown_by = None;
         known.reviews_at = now + HOUR;
         let shortened_at = known.timeout.shortened_at(now);
         self.deeds.push(Deed::See { life: self.life, endpoint, trigger: Some(Trigger::Spike), shortened_at });

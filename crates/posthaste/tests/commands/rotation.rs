@@ -119,3 +119,31 @@ fn every_role_says_whether_it_is_alive_and_ready() {
     let told = server.wait_until("/readyz", |ready| ready["status"] == 503);
     assert!(told["detail"].as_str().unwrap().contains("database"), "{told}");
 }
+
+/// A lock on what is known of lanes keeps a node from delivering, and from nothing else.
+#[test]
+fn i41_a_node_that_only_delivers_is_not_ready_while_it_cannot_deliver() {
+    let database = Database::start();
+    let url = database.url();
+    let flags = ["--database-url", &url, "--master-key", OLD, "--role"];
+    let api = Server::start_bare("takes-events", &[&flags[..], &["api"]].concat());
+    api.good("POST", "/v1/endpoints", r#"{"url": "https://example.com/"}"#);
+    api.good("POST", "/v1/events", r#"{"type": "order.paid", "data": {}}"#);
+    database.psql("CREATE TABLE is_locked (yes BOOLEAN); INSERT INTO is_locked VALUES (TRUE)");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            database.psql(
+                "DO $$ BEGIN LOCK TABLE lanes IN ACCESS EXCLUSIVE MODE;
+                 WHILE EXISTS (SELECT 1 FROM is_locked) LOOP PERFORM pg_sleep(0.02); END LOOP; END $$",
+            )
+        });
+        let is_waited_for = "SELECT count(*) FROM pg_locks WHERE relation = 'lanes'::regclass AND mode = 'AccessExclusiveLock'";
+        while database.psql(is_waited_for) != "1" {}
+        let deliver = Server::start_bare("cannot-deliver", &[&flags[..], &["deliver"]].concat());
+        let told = deliver.wait_until("/readyz", |ready| ready["status"] == 503);
+        assert!(told["detail"].as_str().unwrap().contains("deliveries are due"), "{told}");
+        assert_eq!(api.call("GET", "/readyz", "").0, 200, "events are taken");
+        database.psql("DELETE FROM is_locked");
+        deliver.wait_until("/readyz", |ready| ready["status"] == "ready");
+    });
+}

@@ -4,8 +4,10 @@
 
 mod changes;
 mod estimates;
+mod freshness;
 mod health;
 mod server;
 mod standing;
 mod stopping;
+mod timeouts;
 mod urls;

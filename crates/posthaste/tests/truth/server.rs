@@ -94,6 +94,17 @@ impl Server {
         }
     }
 
+    /// Changes what no call can change, while the server is down.
+    pub(crate) fn execute(&self, sql: &str) {
+        match &self.postgres {
+            Some(postgres) => drop(postgres.psql(sql)),
+            None => {
+                let file = self.program.data_dir.join("posthaste.db");
+                rusqlite::Connection::open(file).unwrap().execute_batch(sql).unwrap();
+            }
+        }
+    }
+
     /// Asks the database again until it answers this.
     pub(crate) fn wait_for_sql(&self, sql: &str, answer: &str) {
         let deadline = Instant::now() + PATIENCE;
