@@ -70,6 +70,8 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    // Whatever we write, also in a directory that others can read, is for us alone.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     match Arguments::parse().command {
         Command::Serve(flags) => serve(&flags),
         Command::Demo(demo) => {

@@ -3,7 +3,7 @@
 //! The shapes that other crates show to the binary are used here and nowhere else.
 
 use std::fmt::Display;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, IsTerminal};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,15 +14,17 @@ use axum::Router;
 use axum::extract::Request;
 use axum::response::IntoResponse;
 use http::{StatusCode, Uri};
-use posthaste_api::PortalKey;
+use posthaste_api::SealingKey;
 use posthaste_core::bucket::RateLimit;
+use posthaste_core::id::{KeyId, TenantId};
 use posthaste_core::scheduler::Limits;
 use posthaste_metrics::{Kind, Metrics, Page};
 use posthaste_notify::mail::Mailer;
 use posthaste_notify::mail_server::MailServer;
 use posthaste_sender::{Client, Options as SenderOptions, Policy, Proxy};
 use posthaste_store::{
-    ClockStatus, Commits, Housekeeping, Keyring, MasterKey, Options as StoreOptions, Postgres, SecretText, Sqlite, Store,
+    ClockStatus, Commits, EventQuery, Housekeeping, Key, Keyring, MasterKey, Options as StoreOptions, Postgres, SecretText, Sqlite,
+    Store,
 };
 use posthaste_traces::{Exporter, Traces};
 use tokio::net::TcpListener;
@@ -54,8 +56,13 @@ pub(crate) async fn run(
         signal = stop.asked() => bail!("stopped by {signal} before it was ready"),
     };
     if let Some(key) = &server.new_admin_key {
-        // To whoever has started it, this once, and not into the logs.
-        println!("The admin key is {}\nIt is kept in {}.", key.0, settings.data_dir.join(ADMIN_KEY).display());
+        let path = settings.data_dir.join(ADMIN_KEY);
+        // To the person who has started it, this once. What is not a terminal is likely kept as a log.
+        if std::io::stdout().is_terminal() {
+            println!("The admin key is {}\nIt is kept in {}.", key.0, path.display());
+        } else {
+            logs.say(&format!("posthaste: the admin key was made and is in {}", path.display()));
+        }
     }
     let version = env!("CARGO_PKG_VERSION");
     if let Some(address) = server.metrics_address {
@@ -127,6 +134,10 @@ impl Server {
         };
         let client = settings.has_role(Role::Deliver).then(|| client(settings)).transpose()?;
         let (store, storing, master_key, commits) = open_store(settings, &directory).await?;
+        if let Err(error) = check_reserved_tenant(store.as_ref(), &settings.notifications_tenant).await {
+            let _ = store.close().await;
+            return Err(error);
+        }
         let listening = async {
             let metrics_listener = match settings.metrics_listen {
                 Some(address) => Some(listen(address, "--metrics-listen").await?),
@@ -251,6 +262,50 @@ impl Server {
     }
 }
 
+/// Events of the tenant of notifications that are looked at, the newest.
+const RESERVED_EVENTS_LOOKED_AT: usize = 250;
+
+/// Notifications about all tenants go into one tenant. If somebody else uses a tenant of that name, that one would get them.
+async fn check_reserved_tenant(store: &dyn Store, tenant: &TenantId) -> anyhow::Result<()> {
+    if store.tenant(tenant.clone()).await.map_err(plainly)?.is_none() {
+        return Ok(());
+    }
+    let query = EventQuery { tenant: Some(tenant.clone()), limit: RESERVED_EVENTS_LOOKED_AT, ..EventQuery::default() };
+    let events = store.events(query).await.map_err(plainly)?.rows;
+    let foreign = events.iter().find(|event| !posthaste_store::is_reserved_type(event.event_type.as_str()));
+    let used_by = match (live_key_of(store, tenant).await?, foreign) {
+        (Some(key), _) => format!("the API key {key} is bound to it"),
+        (None, Some(event)) => {
+            format!("it has events that are no notifications, such as {} of type {}", event.id, event.event_type)
+        }
+        (None, None) => return Ok(()),
+    };
+    bail!(
+        "the tenant `{tenant}` is reserved for notifications about all tenants, and somebody uses it: {used_by}; give notifications \
+         another tenant with --notifications-tenant (a name that no one uses), or delete this one with the version that ran before \
+         (`posthaste tenants delete {tenant}`)"
+    )
+}
+
+/// A key that is bound to a tenant and can still be used.
+async fn live_key_of(store: &dyn Store, tenant: &TenantId) -> anyhow::Result<Option<KeyId>> {
+    const KEYS_PER_LOOK: usize = 1_000;
+    let (now, mut before) = (store.now(), None);
+    loop {
+        let keys = store.keys(before, KEYS_PER_LOOK).await.map_err(plainly)?;
+        let is_live = |key: &&Key| {
+            key.tenant.as_ref() == Some(tenant) && key.revoked_at.is_none() && key.expires_at.is_none_or(|at| now < at)
+        };
+        if let Some(key) = keys.iter().find(is_live) {
+            return Ok(Some(key.id));
+        }
+        before = keys.last().map(|key| key.id);
+        if keys.len() < KEYS_PER_LOOK {
+            return Ok(None);
+        }
+    }
+}
+
 /// `posthaste migrate`: the store is opened, which brings its schema up to date, and closed again.
 pub(crate) async fn migrate(settings: &Settings) -> anyhow::Result<()> {
     let directory = DataDirectory::open(&settings.data_dir)?;
@@ -299,6 +354,7 @@ fn api_options(settings: &Settings, address: SocketAddr, master_key: &MasterKey)
         timeout_rules: settings.timeout_rules().expect("checked when they were read"),
         destinations: egress_policy(settings),
         strict_tenants: settings.strict_tenants,
+        reserved_tenant: Some(settings.notifications_tenant.clone()),
         body_bytes_max: settings.payload_bytes_max,
         batch_bytes_max: settings.batch_bytes_max,
         batch_events_max: settings.batch_events_max,
@@ -307,7 +363,7 @@ fn api_options(settings: &Settings, address: SocketAddr, master_key: &MasterKey)
         types_per_endpoint_max: settings.types_per_endpoint_max,
         calls,
         replays_per_minute_max: settings.replays_per_minute,
-        portal_key: PortalKey(master_key.derive("portal tokens")),
+        sealing_key: SealingKey(master_key.derive("sealed by the API")),
         ..posthaste_api::Options::default()
     }
 }
@@ -363,6 +419,7 @@ fn relay_options(settings: &Settings) -> anyhow::Result<Option<posthaste_relay::
     Ok(Some(posthaste_relay::Options {
         is_certain,
         strict_tenants: settings.strict_tenants,
+        reserved_tenant: Some(settings.notifications_tenant.clone()),
         payload_bytes_max: settings.payload_bytes_max,
         ..posthaste_relay::Options::new(&url.0)
     }))

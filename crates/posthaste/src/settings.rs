@@ -487,6 +487,11 @@ impl Setting {
     fn variable(&self) -> String {
         format!("POSTHASTE_{}", self.name.to_ascii_uppercase())
     }
+
+    /// The variable that names a file with the value, of a secret.
+    fn file_variable(&self) -> Option<String> {
+        (self.kind == Kind::Secret).then(|| format!("{}_FILE", self.variable()))
+    }
 }
 
 fn understood((mut given, mut mistakes): (Given, Mistakes)) -> (Settings, Mistakes) {

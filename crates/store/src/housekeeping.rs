@@ -49,6 +49,7 @@ pub struct SweptAway {
     pub endpoints: u64,
     pub tenants: u64,
     pub keys: u64,
+    pub sessions: u64,
     /// Lane states of endpoints that are gone.
     pub lanes: u64,
     pub commands: u64,

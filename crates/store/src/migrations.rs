@@ -12,7 +12,7 @@ pub(crate) struct Step {
     pub(crate) sql: &'static str,
 }
 
-pub(crate) type Steps = [Step; 23];
+pub(crate) type Steps = [Step; 24];
 
 /// The steps, from one folder or the other.
 macro_rules! steps {
@@ -22,7 +22,7 @@ macro_rules! steps {
             7 "0007_events", 8 "0008_idempotency_keys", 9 "0009_deliveries", 10 "0010_attempts", 11 "0011_lanes",
             12 "0012_replays", 13 "0013_cluster", 14 "0014_commands", 15 "0015_minutes", 16 "0016_chosen_ids",
             17 "0017_trace_contexts", 18 "0018_places_of_deliveries", 19 "0019_row_numbers", 20 "0020_uncounted_attempts",
-            21 "0021_retention", 22 "0022_lane_versions", 23 "0023_replay_progress")
+            21 "0021_retention", 22 "0022_lane_versions", 23 "0023_replay_progress", 24 "0024_sessions")
     };
     ($database:literal, $($version:literal $name:literal),*) => {
         [$($crate::migrations::Step {
