@@ -345,3 +345,16 @@ fn a_server_does_not_start_where_a_customer_has_the_tenant_of_notifications() {
         server.restart();
     });
 }
+
+#[test]
+fn a_receiver_that_echoes_our_headers_escaped_or_cut_does_not_show_them() {
+    let server = Server::start_bare("echoed-headers", &LOCAL);
+    let (long, short) = (r#"ca"na\ry/secret-value"#, "4711");
+    let body = format!("{} and cut: ca\"na and {short} at the end: ecret-va", json!({"got": long}));
+    let receiver = crate::server::Receiver::start("500 Oops", body.as_bytes());
+    let endpoint = json!({"url": receiver.url(), "headers": {"x-long": long, "x-short": short}});
+    let made = server.good("POST", "/v1/endpoints", &endpoint.to_string());
+    let attempt = server.good("POST", &format!("/v1/endpoints/{}/test", made["id"].as_str().unwrap()), "");
+    let preview = attempt["response_preview"].as_str().unwrap();
+    assert_eq!(preview, "{\"got\":\"[redacted]\"} and cut: ca\"na and [redacted] at the end: [redacted]", "{attempt}");
+}
