@@ -12,6 +12,7 @@ mod outbox;
 mod scratch;
 mod serve;
 mod settings;
+mod tls;
 mod unreachable;
 
 use std::process::ExitCode;

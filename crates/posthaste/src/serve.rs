@@ -37,6 +37,7 @@ use crate::descriptors;
 use crate::keys::{ADMIN_KEY, DataDirectory};
 use crate::log::{Logs, without_control_characters};
 use crate::settings::{Mistakes, Role, Settings};
+use crate::tls::Tls;
 use crate::unreachable;
 
 /// A signal that goes to a group of processes often comes twice: from whoever sent it, and passed on by a parent.
@@ -68,6 +69,12 @@ pub(crate) async fn run(
     if let Some(address) = server.metrics_address {
         logs.say(&format!("posthaste: metrics for anybody are at http://{address}/metrics"));
     }
+    if settings.is_open_to_listeners(server.address) {
+        logs.say(
+            "posthaste: warning: the API is served without TLS beyond this machine, so that keys and payloads can be read on the \
+             network; set --tls-cert and --tls-key, or put a proxy with TLS in front and set --public-url https://…",
+        );
+    }
     logs.say(&format!("posthaste {version} is ready at {}; {}", settings.public_url(server.address), server.storing));
     loop {
         tokio::select! {
@@ -75,7 +82,10 @@ pub(crate) async fn run(
                 logs.say(&format!("posthaste: {signal}: finishing what is in flight; once more to stop at once"));
                 break;
             }
-            _ = hangup.recv() => reread_log_levels(logs, &read_again),
+            _ = hangup.recv() => {
+                reread_log_levels(logs, &read_again);
+                reread_certificate(logs, server.tls.as_deref());
+            }
             () = server.failed() => bail!("a part of the server has ended by itself; see the log"),
         }
     }
@@ -105,6 +115,15 @@ fn reread_log_levels(logs: &Logs, read_again: &impl Fn() -> Result<Settings, Mis
     }
 }
 
+/// Certificates are renewed while a server runs.
+fn reread_certificate(logs: &Logs, tls: Option<&Tls>) {
+    let Some(tls) = tls else { return };
+    match tls.reload() {
+        Ok(()) => logs.say("posthaste: SIGHUP: the certificate was read again"),
+        Err(error) => logs.say(&format!("posthaste: SIGHUP: the certificate stays as it was: {error:#}")),
+    }
+}
+
 /// A server that runs.
 #[derive(Debug)]
 pub(crate) struct Server {
@@ -115,6 +134,7 @@ pub(crate) struct Server {
     new_admin_key: Option<SecretText>,
     /// Where, in words.
     storing: String,
+    tls: Option<Arc<Tls>>,
     store: Arc<dyn Store>,
     tasks: Vec<JoinHandle<()>>,
     stop: watch::Sender<bool>,
@@ -131,6 +151,10 @@ impl Server {
         } else {
             let kept = directory.admin_key()?;
             (kept.key.clone(), kept.is_new.then_some(kept.key))
+        };
+        let tls = match (&settings.tls_cert, &settings.tls_key) {
+            (Some(certificate), Some(key)) => Some(Arc::new(Tls::load(certificate.clone(), key.clone())?)),
+            (Some(_), None) | (None, Some(_) | None) => None,
         };
         let client = settings.has_role(Role::Deliver).then(|| client(settings)).transpose()?;
         let (store, storing, master_key, commits) = open_store(settings, &directory).await?;
@@ -223,10 +247,10 @@ impl Server {
         if let (Some(listener), Some(metrics)) = (metrics_listener, metrics) {
             let limits = accept::Limits { connections_max: METRICS_CONNECTIONS_MAX, ..limits };
             let router = metrics_router(metrics);
-            tasks.push(tokio::spawn(accept::serve(listener, router, limits, told(stopped.clone()))));
+            tasks.push(tokio::spawn(accept::serve(listener, None, router, limits, told(stopped.clone()))));
         }
-        tasks.push(tokio::spawn(accept::serve(listener, router, limits, told(stopped))));
-        Ok(Server { address, metrics_address, admin_key, new_admin_key, storing, store, tasks, stop, exporter })
+        tasks.push(tokio::spawn(accept::serve(listener, tls.clone(), router, limits, told(stopped))));
+        Ok(Server { address, metrics_address, admin_key, new_admin_key, storing, tls, store, tasks, stop, exporter })
     }
 
     /// Comes back only if a part of it has ended although nobody has asked for it.

@@ -18,4 +18,5 @@ mod secure;
 mod server;
 mod settings;
 mod smaller;
+mod tls;
 mod verify;

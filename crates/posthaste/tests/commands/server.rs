@@ -294,8 +294,9 @@ fn launch_in(directory: &Path, flags: &[&str], variables: &[(&str, &str)]) -> (C
         if let (Some(given), true) = (known_address(flags), line.contains("is ready at")) {
             break given;
         }
-        if let Some((_, rest)) = line.split_once("is ready at http://") {
-            break rest.split(';').next().unwrap().parse().unwrap();
+        let ready = line.split_once("is ready at http://").or_else(|| line.split_once("is ready at https://"));
+        if let Some((_, rest)) = ready {
+            break rest.split(';').next().unwrap().replace("localhost", "127.0.0.1").parse().unwrap();
         }
     };
     // What it says later must not block it.
