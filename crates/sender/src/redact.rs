@@ -160,11 +160,10 @@ fn unescape(bytes: &[u8]) -> (Option<u8>, usize) {
     match bytes {
         [b'\\', b'u', ..] => ascii(bytes.get(2..6)).map_or((None, 1), |byte| (Some(byte), 6)),
         [b'\\', b'x', ..] => ascii(bytes.get(2..4)).map_or((None, 1), |byte| (Some(byte), 4)),
-        [b'\\', ..] => (None, 1),
+        [b'\\', ..] | [] => (None, 1),
         [b'%', ..] => ascii(bytes.get(1..3)).map_or((Some(b'%'), 1), |byte| (Some(byte), 3)),
         [b'&', rest @ ..] => entity(rest).map_or((Some(b'&'), 1), |(byte, length)| (Some(byte), length + 1)),
         [first, ..] => (Some(*first), 1),
-        [] => (None, 1),
     }
 }
 

@@ -119,7 +119,8 @@ fn make_private(path: &Path, is_made: bool) -> std::io::Result<()> {
         Err(error) => return Err(error),
     };
     let mode = file.metadata()?.permissions().mode() & 0o777;
-    if mode & 0o077 == 0 { Ok(()) } else { file.set_permissions(std::fs::Permissions::from_mode(0o600)) }
+    let is_private = (mode & !0o700) == 0;
+    if is_private { Ok(()) } else { file.set_permissions(std::fs::Permissions::from_mode(0o600)) }
 }
 
 fn damaged(data_dir: &Path, what: &str) -> Error {
