@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::call::{Call, List};
+use crate::call::{Call, Rows};
 use crate::problem::Problem;
 use crate::query::{ACTION, ACTOR, FROM, Query, RESOURCE, TO};
 
@@ -38,8 +38,8 @@ pub(crate) struct AuditView {
 
 pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
     let limit = call.query.limit()?;
-    let before = call.query.cursor(LIST, |position| position.parse::<u64>().ok())?;
-    let Ok(tenant) = call.caller.narrowed_to(call.query.tenant()?) else { return Ok(call.list(List::<AuditView>::empty())) };
+    let before = call.cursor(LIST, |position| position.parse::<u64>().ok())?;
+    let Ok(tenant) = call.caller.narrowed_to(call.query.tenant()?) else { return Ok(call.list(LIST, Rows::<AuditView>::none())) };
     let filter = Filter::read(&call.query)?;
     let (mut found, mut before, mut looked_at) = (Vec::new(), before, 0);
     let next = loop {
@@ -67,7 +67,7 @@ pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
             break before;
         }
     };
-    Ok(call.list(List::new(found.iter().map(view).collect(), LIST, next.map(|seq| seq.to_string()))))
+    Ok(call.list(LIST, Rows::new(found.iter().map(view).collect(), next.map(|seq| seq.to_string()))))
 }
 
 /// Rows that one look reads, and that one page looks at.

@@ -123,7 +123,7 @@ async fn count(app: &App, tenant: Option<TenantId>, now: Timestamp) -> Result<Ba
     let counted_at = Some(now.to_rfc3339());
     let mut view = BacklogView { counted_at, is_complete: backlog.is_whole, ..BacklogView::empty() };
     for lane in &backlog.lanes {
-        let Some(stored) = app.store.endpoint(lane.endpoint).await? else { continue };
+        let Some(stored) = app.store.endpoint(None, lane.endpoint).await? else { continue };
         let of = &stored.endpoint.tenant;
         if !tenants.contains_key(of) {
             tenants.insert(of.clone(), app.store.tenant(of.clone()).await?.map(|stored| stored.tenant));

@@ -1,7 +1,7 @@
 //! One request on its way to its handler: who calls, for what, with which body; and how handlers answer.
 
 use std::fmt::Display;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, OnceLock};
 
 use axum::body::Body;
@@ -20,12 +20,13 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
+use crate::App;
 use crate::body::{self, MediaType, Pieces, Whole};
 use crate::credentials::Caller;
+use crate::cursor::{self, Scope};
 use crate::deadline::Deadline;
 use crate::problem::Problem;
-use crate::query::Query;
-use crate::{App, cursor};
+use crate::query::{CURSOR, Query};
 
 /// Of an answer.
 const HEADERS_USUAL: usize = 10;
@@ -109,9 +110,30 @@ impl Call {
         }
     }
 
+    /// Where the page begins that was asked for.
+    pub(crate) fn cursor<T>(&self, list: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>, Problem> {
+        let Some(text) = self.query.text(&CURSOR) else { return Ok(None) };
+        let filter = self.filter_of_list();
+        let position = self.app.cursors.open(self.cursor_scope(list, &filter), text)?;
+        parse(&position).map(Some).ok_or_else(cursor::refusal)
+    }
+
     /// A page, with the time as of which it is true: nothing that was there before is missing.
-    pub(crate) fn list<T: Serialize>(&self, list: List<T>) -> Response {
-        ok(&List { as_of: self.began_at.to_rfc3339(), ..list })
+    pub(crate) fn list<T: Serialize>(&self, list: &str, rows: Rows<T>) -> Response {
+        let filter = self.filter_of_list();
+        let next_cursor = rows.next.map(|position| self.app.cursors.seal(self.cursor_scope(list, &filter), &position));
+        ok(&List { data: rows.data, as_of: self.began_at.to_rfc3339(), next_cursor })
+    }
+
+    /// The resource that the address names narrows a list like a filter does.
+    fn filter_of_list(&self) -> Vec<(&str, &str)> {
+        let mut filter = self.query.filters();
+        filter.push(("", self.name.as_str()));
+        filter
+    }
+
+    fn cursor_scope<'a>(&'a self, list: &'a str, filter: &'a [(&'a str, &'a str)]) -> Scope<'a> {
+        Scope { list, tenant: self.caller.tenant.as_ref(), filter }
     }
 
     /// Changes the configuration. What comes next on this node sees it, and deliveries go by it: the owner of the lanes has
@@ -136,9 +158,14 @@ impl Call {
         Ok(configured)
     }
 
+    /// Who the connection is from.
+    pub(crate) fn address(&self) -> Option<IpAddr> {
+        address_of(&self.parts)
+    }
+
     /// Who did what, for the audit log.
     pub(crate) fn audit(&self, action: &str, subject: &dyn Display, tenant: Option<&TenantId>) -> Audit {
-        let address = self.parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip().to_string());
+        let address = self.address().map(|address| address.to_string());
         Audit {
             actor: self.caller.actor.to_string(),
             address,
@@ -149,6 +176,11 @@ impl Call {
             after: None,
         }
     }
+}
+
+/// Who a request's connection is from.
+pub(crate) fn address_of(parts: &Parts) -> Option<IpAddr> {
+    parts.extensions.get::<ConnectInfo<SocketAddr>>().map(|info| info.0.ip())
 }
 
 /// Whose deliveries a change is about: one endpoint's, or all of a tenant's. `None` if no lane goes by it yet.
@@ -225,27 +257,28 @@ pub(crate) struct List<T> {
     next_cursor: Option<String>,
 }
 
-impl<T> List<T> {
-    pub(crate) fn empty() -> List<T> {
-        List { data: vec![], as_of: String::new(), next_cursor: None }
+/// What a page shows, and the position at which the next one begins.
+#[derive(Debug)]
+pub(crate) struct Rows<T> {
+    data: Vec<T>,
+    next: Option<String>,
+}
+
+impl<T> Rows<T> {
+    pub(crate) fn none() -> Rows<T> {
+        Rows { data: vec![], next: None }
     }
 
-    pub(crate) fn new(data: Vec<T>, list: &str, next: Option<String>) -> List<T> {
-        List { data, as_of: String::new(), next_cursor: next.map(|position| cursor::write(list, &position)) }
+    pub(crate) fn new(data: Vec<T>, next: Option<String>) -> Rows<T> {
+        Rows { data, next }
     }
 
     /// From rows of which one more than the page was asked for, which tells whether there is another.
-    pub(crate) fn cut<R>(
-        mut rows: Vec<R>,
-        limit: usize,
-        list: &str,
-        position: impl Fn(&R) -> String,
-        view: impl Fn(&R) -> T,
-    ) -> List<T> {
+    pub(crate) fn cut<R>(mut rows: Vec<R>, limit: usize, position: impl Fn(&R) -> String, view: impl Fn(&R) -> T) -> Rows<T> {
         let has_more = rows.len() > limit;
         rows.truncate(limit);
         let next = rows.last().filter(|_| has_more).map(position);
-        List::new(rows.iter().map(view).collect(), list, next)
+        Rows::new(rows.iter().map(view).collect(), next)
     }
 }
 

@@ -1,19 +1,21 @@
 //! Who is calling, and what they may do.
 //!
-//! A credential is the operator's first key, a key from the store, a portal token, or a session (`sessions.rs`). Keys are looked up by their hash:
+//! A credential is the operator's first key, a key from the store, the token of a portal session (`portal.rs`), or the cookie of a
+//! session of the dashboard (`sessions.rs`). Keys are looked up by their hash:
 //! what a caller shows is hashed before it is compared with anything, so that the time a comparison takes says nothing
 //! about a key. Keys that were found are kept in memory ([`crate::known::Known`]) until the configuration changes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use hmac::{Hmac, KeyInit, Mac};
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use parking_lot::Mutex;
 use posthaste_core::bucket::{Bucket, RateLimit};
-use posthaste_core::id::{KeyId, TenantId};
+use posthaste_core::id::{KeyId, SessionId, TenantId};
 use posthaste_core::time::Timestamp;
-use posthaste_store::{Key, KeyHash, KeyScope};
+use posthaste_store::{Key, KeyHash, KeyScope, SessionAccess, SessionMaker, StoredSession};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
@@ -30,8 +32,23 @@ pub(crate) struct Caller {
     /// `None`: all tenants.
     pub(crate) tenant: Option<TenantId>,
     scopes: Scopes,
-    /// A portal token may be allowed to manage endpoints and yet not to see a new secret.
+    /// A portal session may be allowed to manage endpoints and yet not to see a new secret.
     pub(crate) may_see_secrets: bool,
+    credential: Credential,
+    /// The session that the call is made with, and when it ends.
+    pub(crate) session: Option<(SessionId, Timestamp)>,
+}
+
+/// What a caller has shown, or what its session stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Credential {
+    Nothing,
+    AdminKey,
+    Key(KeyId),
+    /// A portal session, for the tenant that was made at this time.
+    Portal {
+        tenant_created_at: Timestamp,
+    },
 }
 
 /// A set of scopes. `admin` includes all others.
@@ -66,11 +83,25 @@ impl Scopes {
 impl Caller {
     /// For routes that ask for no credential.
     pub(crate) fn nobody() -> Caller {
-        Caller { actor: "nobody".into(), tenant: None, scopes: Scopes(0), may_see_secrets: false }
+        Caller {
+            actor: "nobody".into(),
+            tenant: None,
+            scopes: Scopes(0),
+            may_see_secrets: false,
+            credential: Credential::Nothing,
+            session: None,
+        }
     }
 
     fn administrator() -> Caller {
-        Caller { actor: "admin key".into(), tenant: None, scopes: Scopes::ALL, may_see_secrets: true }
+        Caller {
+            actor: "admin key".into(),
+            tenant: None,
+            scopes: Scopes::ALL,
+            may_see_secrets: true,
+            credential: Credential::AdminKey,
+            session: None,
+        }
     }
 
     pub(crate) fn of_key(key: &Key) -> Caller {
@@ -79,15 +110,43 @@ impl Caller {
             tenant: key.tenant.clone(),
             scopes: Scopes::of(&key.scopes),
             may_see_secrets: true,
+            credential: Credential::Key(key.id),
+            session: None,
         }
     }
 
-    pub(crate) fn of_portal(token: &portal::Token) -> Caller {
-        Caller {
-            actor: format!("portal:{:016x}", token.nonce).into(),
-            tenant: Some(token.tenant.clone()),
-            scopes: token.permissions.scopes(),
-            may_see_secrets: token.permissions.secrets,
+    /// Of a session of the portal.
+    fn of_portal(session: &StoredSession) -> Option<Caller> {
+        let SessionAccess::Portal { tenant, tenant_created_at, permissions } = &session.access else { return None };
+        Some(Caller {
+            actor: format!("portal:{}", session.id).into(),
+            tenant: Some(tenant.clone()),
+            scopes: portal::scopes(*permissions),
+            may_see_secrets: permissions.secrets,
+            credential: Credential::Portal { tenant_created_at: *tenant_created_at },
+            session: Some((session.id, session.expires_at)),
+        })
+    }
+
+    /// The same, by a session of its own.
+    pub(crate) fn with_session(self, id: SessionId, expires_at: Timestamp) -> Caller {
+        Caller { session: Some((id, expires_at)), ..self }
+    }
+
+    /// What a session that this caller makes ends with; `None` for a caller that has no key.
+    pub(crate) fn session_maker(&self, app: &App) -> Option<SessionMaker> {
+        match self.credential {
+            Credential::AdminKey => Some(app.admin_key.session_maker(app)),
+            Credential::Key(key) => Some(SessionMaker::Key(key)),
+            Credential::Nothing | Credential::Portal { .. } => None,
+        }
+    }
+
+    /// The tenant that a portal session is for is never made by it: when it was made, for those who may not make it.
+    pub(crate) fn tenant_created_at(&self) -> Option<Timestamp> {
+        match self.credential {
+            Credential::Portal { tenant_created_at } => Some(tenant_created_at),
+            Credential::Nothing | Credential::AdminKey | Credential::Key(_) => None,
         }
     }
 
@@ -113,6 +172,18 @@ impl Caller {
                 }
             }
         }
+    }
+
+    /// The same, where it must not be the tenant of notifications: whoever uses that one hears of everybody's endpoints.
+    pub(crate) fn ordinary_tenant_for(&self, app: &App, named: Option<&str>) -> Result<TenantId, Problem> {
+        let tenant = self.tenant_for(named)?;
+        posthaste_store::check_not_reserved(&tenant, app.options.reserved_tenant.as_ref())?;
+        Ok(tenant)
+    }
+
+    /// Whether they run this server.
+    pub(crate) fn is_operator(&self) -> bool {
+        self.tenant.is_none() && self.has(KeyScope::Admin)
     }
 
     /// The tenant that a list is narrowed to, if to one. `Err(Nobody)` where the answer is an empty list.
@@ -144,8 +215,20 @@ impl AdminKey {
         self.hash.0.ct_eq(&shown.0).into()
     }
 
-    pub(crate) fn hash(&self) -> &KeyHash {
-        &self.hash
+    /// A digest that needs our own key: the operator may have chosen this one, so that its plain hash could be guessed.
+    pub(crate) fn session_maker(&self, app: &App) -> SessionMaker {
+        let mut digest = Hmac::<Sha256>::new_from_slice(&app.options.sealing_key.0).expect("HMAC takes keys of any length");
+        digest.update(b"posthaste session of the admin key 1");
+        digest.update(&self.hash.0);
+        SessionMaker::Admin(digest.finalize().into_bytes().into())
+    }
+
+    /// Whether a session is not one of an earlier first key.
+    pub(crate) fn may_have_made(&self, app: &App, session: &StoredSession) -> bool {
+        match session.made_by {
+            SessionMaker::Key(_) => true,
+            SessionMaker::Admin(_) => session.made_by == self.session_maker(app),
+        }
     }
 
     pub(crate) fn caller(&self) -> Caller {
@@ -174,21 +257,15 @@ pub(crate) async fn identify(app: &App, headers: &HeaderMap) -> Result<Caller, P
     let mut shown = headers.get_all(AUTHORIZATION).iter();
     let (Some(value), None) = (shown.next(), shown.next()) else { return Err(Problem::unauthorized()) };
     let key = bearer(value.as_bytes()).ok_or_else(Problem::unauthorized)?;
-    if let Some(text) = key.strip_prefix(portal::PREFIX.as_bytes()) {
-        let token = portal::Token::read(&app.options.portal_key, text, app.store.now()).ok_or_else(Problem::unauthorized)?;
-        return Ok(Caller::of_portal(&token));
-    }
     let hash = hash_of(key);
+    if key.starts_with(portal::TOKEN_PREFIX.as_bytes()) {
+        let session = app.store.session(hash).await?.filter(|session| app.admin_key.may_have_made(app, session));
+        return session.as_ref().and_then(Caller::of_portal).ok_or_else(Problem::unauthorized);
+    }
     if app.admin_key.is(&hash) {
         return Ok(app.admin_key.caller());
     }
     caller_of_hash(app, hash).await
-}
-
-/// The hash of the API key in the header, if there is one. A portal token is none.
-pub(crate) fn hash_shown(headers: &HeaderMap) -> Option<KeyHash> {
-    let key = bearer(headers.get(AUTHORIZATION)?.as_bytes())?;
-    (!key.starts_with(portal::PREFIX.as_bytes())).then(|| hash_of(key))
 }
 
 /// Who holds a key that we have made, unless it was revoked or has expired.

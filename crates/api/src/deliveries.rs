@@ -23,7 +23,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::App;
-use crate::call::{Call, List, answer, ok};
+use crate::call::{Call, Rows, answer, ok};
 use crate::endpoints::{PayloadFormatName, refused};
 use crate::observed::{Observed, lanes};
 use crate::policies::in_force;
@@ -168,10 +168,16 @@ pub(crate) async fn page(call: &Call, list: &str, is_dead: bool) -> Result<Respo
         event_types: query.event_types()?,
         from: query.time(&FROM)?,
         to: query.time(&TO)?,
-        before: query.cursor(list, |position| position.parse::<Cursor>().ok())?,
+        before: call.cursor(list, |position| position.parse::<Cursor>().ok())?,
         limit: query.limit()?,
     };
-    let Ok(tenant) = call.caller.narrowed_to(query.tenant()?) else { return Ok(call.list(List::<DeliveryView>::empty())) };
+    let Ok(tenant) = call.caller.narrowed_to(query.tenant()?) else { return Ok(call.list(list, Rows::<DeliveryView>::none())) };
+    // Rows are found by their endpoint: of another tenant's endpoint not even their number is looked at.
+    if let (Some(_), Some(endpoint)) = (&tenant, wanted.endpoint)
+        && call.app.store.endpoint(tenant.clone(), endpoint).await?.is_none()
+    {
+        return Ok(call.list(list, Rows::<DeliveryView>::none()));
+    }
     let wanted = DeliveryQuery { tenant, ..wanted };
     let Page { rows, next } =
         if is_dead { call.app.store.dead_letters(wanted).await? } else { call.app.store.deliveries(wanted).await? };
@@ -183,7 +189,7 @@ pub(crate) async fn page(call: &Call, list: &str, is_dead: bool) -> Result<Respo
             && hold_reason.is_none_or(|wanted| view.hold_reason == Some(wanted))
     };
     let views = rows.iter().map(|row| surroundings.view(&call.app, row)).filter(covers).collect();
-    Ok(call.list(List::new(views, list, next.map(|next| next.to_string()))))
+    Ok(call.list(list, Rows::new(views, next.map(|next| next.to_string()))))
 }
 
 /// What the store knows of a status; the rest is computed.
@@ -229,7 +235,7 @@ pub(crate) async fn read(call: Call) -> Result<Response, Problem> {
 
 pub(crate) async fn attempts(call: Call) -> Result<Response, Problem> {
     let limit = call.query.limit()?;
-    let before = call.query.cursor(ATTEMPTS, |position| position.parse::<u32>().ok())?;
+    let before = call.cursor(ATTEMPTS, |position| position.parse::<u32>().ok())?;
     let row = find(&call).await?;
     let mut attempts = call.app.store.attempts(row.id).await?;
     // Newest first, as in every list.
@@ -240,7 +246,7 @@ pub(crate) async fn attempts(call: Call) -> Result<Response, Problem> {
         let sent_with = attempt.endpoint_version.and_then(|version| versions.get(&version).cloned());
         AttemptView::show(Some(row.id), attempt, sent_with)
     };
-    Ok(call.list(List::cut(attempts, limit, ATTEMPTS, |attempt| attempt.number.to_string(), view)))
+    Ok(call.list(ATTEMPTS, Rows::cut(attempts, limit, |attempt| attempt.number.to_string(), view)))
 }
 
 /// What the endpoint was when these attempts were sent, by version.
@@ -271,13 +277,13 @@ async fn send_now(call: &Call, row: &DeliveryRow) -> Result<Response, Problem> {
     let audit = call.audit("delivery.retry", &row.id, Some(&row.tenant));
     match call.app.store.command(row.partition, Command::SendNow { delivery: row.id, audit }).await? {
         Commanded::Done => {
-            let row = call.app.store.delivery(row.id).await?.ok_or_else(Problem::not_found)?;
+            let row = call.app.store.delivery(None, row.id).await?.ok_or_else(Problem::not_found)?;
             Ok(answer(StatusCode::ACCEPTED, &shown(&call.app, &row).await?))
         }
         Commanded::InFlight => Err(Problem::conflict("It is being delivered at this moment.")),
         // It has ended between our look and the owner's: then it is made again.
         Commanded::HasEnded => {
-            let row = call.app.store.delivery(row.id).await?.ok_or_else(Problem::not_found)?;
+            let row = call.app.store.delivery(None, row.id).await?.ok_or_else(Problem::not_found)?;
             repeat(call, &row).await
         }
         Commanded::NotFound => Err(Problem::not_found()),
@@ -306,7 +312,7 @@ pub(crate) async fn cancel(call: Call) -> Result<Response, Problem> {
     let audit = call.audit("delivery.cancel", &row.id, Some(&row.tenant));
     match call.app.store.command(row.partition, Command::CancelDelivery { delivery: row.id, audit }).await? {
         Commanded::Done => {
-            let row = call.app.store.delivery(row.id).await?.ok_or_else(Problem::not_found)?;
+            let row = call.app.store.delivery(None, row.id).await?.ok_or_else(Problem::not_found)?;
             Ok(ok(&shown(&call.app, &row).await?))
         }
         Commanded::InFlight => Err(Problem::conflict("It is being delivered at this moment.")),
@@ -321,8 +327,7 @@ pub(crate) async fn cancel(call: Call) -> Result<Response, Problem> {
 /// The delivery that the address names, if it is there for this caller.
 pub(crate) async fn find(call: &Call) -> Result<DeliveryRow, Problem> {
     let id = DeliveryId::parse(&call.name).map_err(|_| Problem::not_found())?;
-    let row = call.app.store.delivery(id).await?;
-    row.filter(|row| call.caller.sees(&row.tenant)).ok_or_else(Problem::not_found)
+    call.app.store.delivery(call.caller.tenant.clone(), id).await?.ok_or_else(Problem::not_found)
 }
 
 /// One delivery as it stands, with an estimate of its turn.
@@ -426,7 +431,7 @@ impl Surroundings {
                 continue;
             }
             let observed = observed.remove(&row.endpoint).unwrap_or_default();
-            let around = match readable(app.store.endpoint(row.endpoint).await)? {
+            let around = match readable(app.store.endpoint(None, row.endpoint).await)? {
                 Some(None) => continue,
                 Some(Some(stored)) => {
                     let defaults = tenants.get(&row.tenant).and_then(Option::as_ref).map(|tenant| &tenant.defaults);

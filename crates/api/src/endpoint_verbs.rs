@@ -93,7 +93,7 @@ async fn set_status(call: &Call, action: &str, next: impl Fn(Status) -> Result<S
     replace(call, action, Which::IsNamed, |found, _| {
         let endpoint = found.stored.endpoint.clone();
         let status = next(endpoint.status.at(call.app.store.now()))?;
-        Ok(Endpoint { status, ..endpoint })
+        Ok(Endpoint { status, ..endpoint }.into())
     })
     .await
 }

@@ -25,7 +25,8 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use crate::App;
-use crate::call::{Call, List, TRIES_MAX, answer, no_content, ok, tagged, with_change};
+use crate::call::{Call, Rows, TRIES_MAX, answer, no_content, ok, tagged, with_change};
+use crate::credentials::Caller;
 use crate::given::{Given, check_read_only};
 use crate::observed::{HealthView, Observed, lanes_and_health};
 use crate::policies::{
@@ -128,6 +129,10 @@ pub(crate) struct EndpointBody {
     #[serde(default)]
     #[schema(value_type = Option<Value>, read_only)]
     updated_at: Given<Value>,
+    /// Of the answer to a change; nothing is said by sending it back.
+    #[serde(default)]
+    #[schema(value_type = Option<Value>, read_only)]
+    warnings: Given<Value>,
 }
 
 /// How requests are signed. `prefix` and `header_names` belong to `timestamp-hex`.
@@ -230,6 +235,9 @@ pub(crate) struct EndpointView {
     /// Shown once, in the answer to its creation or rotation.
     #[serde(skip_serializing_if = "Option::is_none")]
     secret: Option<String>,
+    /// What a change has done beside what was asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    warnings: Vec<String>,
 }
 
 /// An endpoint as it was found, with what has to be known to show it.
@@ -275,6 +283,10 @@ pub(crate) async fn create(call: Call) -> Result<Response, Problem> {
 async fn make(call: &Call, tenant: TenantId, mut given: EndpointBody, uid: Option<EndpointUid>) -> Result<Response, Problem> {
     let app = &call.app;
     let stored_tenant = app.store.tenant(tenant.clone()).await?;
+    let is_reserved = app.options.reserved_tenant.as_ref() == Some(&tenant);
+    if !call.caller.is_operator() {
+        posthaste_store::check_not_reserved(&tenant, app.options.reserved_tenant.as_ref())?;
+    }
     if app.options.strict_tenants && stored_tenant.is_none() {
         return Err(Problem::invalid("tenant", "there is no such tenant"));
     }
@@ -284,6 +296,9 @@ async fn make(call: &Call, tenant: TenantId, mut given: EndpointBody, uid: Optio
     let mut blank = Endpoint::new(id, tenant.clone(), String::new(), app.store.now());
     blank.uid = uid;
     let endpoint = given.lay_over(app, blank, None)?;
+    if is_reserved {
+        check_notification_types(&endpoint)?;
+    }
     let secret = secret_for(&endpoint.signing, own_secret)?;
     let secrets = vec![StoredSecret { secret: SecretText(secret.clone()), until: None }];
     let per_tenant_max = stored_tenant.as_ref().and_then(tenants::endpoints_max).unwrap_or(app.options.endpoints_per_tenant_max);
@@ -292,7 +307,12 @@ async fn make(call: &Call, tenant: TenantId, mut given: EndpointBody, uid: Optio
     let view = view(app, &endpoint, &secrets, &policies, &Observed::default());
     let audit = with_change(call.audit("endpoint.create", &id, Some(&tenant)), None, Some(&document(&view)));
     let headers = endpoint.headers.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
-    let change = Change::CreateEndpoint(Box::new(NewEndpoint { endpoint, secrets, per_tenant_max }));
+    let change = Change::CreateEndpoint(Box::new(NewEndpoint {
+        endpoint,
+        secrets,
+        per_tenant_max,
+        tenant_created_at: call.caller.tenant_created_at(),
+    }));
     let made = call.configure(change, audit).await?.map_err(refused)?;
     // The one answer that shows what was given.
     let view = EndpointView { secret: call.caller.may_see_secrets.then_some(secret), headers, ..view };
@@ -301,9 +321,11 @@ async fn make(call: &Call, tenant: TenantId, mut given: EndpointBody, uid: Optio
 
 pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
     let limit = call.query.limit()?;
-    let before = call.query.cursor(LIST, |position| EndpointId::parse(position).ok())?;
+    let before = call.cursor(LIST, |position| EndpointId::parse(position).ok())?;
     let uid = call.query.text(&UID).map(EndpointUid::parse).transpose().map_err(|error| Problem::invalid("uid", error))?;
-    let Ok(tenant) = call.caller.narrowed_to(call.query.tenant()?) else { return Ok(call.list(List::<EndpointView>::empty())) };
+    let Ok(tenant) = call.caller.narrowed_to(call.query.tenant()?) else {
+        return Ok(call.list(LIST, Rows::<EndpointView>::none()));
+    };
     let rows = call.app.store.endpoints(EndpointQuery { tenant, uid, before, limit: limit + 1 }).await?;
     let shown: Vec<EndpointId> = rows.iter().take(limit).map(|row| row.endpoint.id).collect();
     let mut observed = lanes_and_health(&call.app, &shown).await?;
@@ -324,7 +346,7 @@ pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
         })
         .collect();
     let position = |found: &Found| found.stored.endpoint.id.to_string();
-    Ok(call.list(List::cut(rows, limit, LIST, position, |found| found.view(&call.app))))
+    Ok(call.list(LIST, Rows::cut(rows, limit, position, |found| found.view(&call.app))))
 }
 
 pub(crate) async fn read(call: Call) -> Result<Response, Problem> {
@@ -341,9 +363,23 @@ pub(crate) async fn change(call: Call) -> Result<Response, Problem> {
     replace(&call, "endpoint.change", Which::IsNamed, |found, document| {
         let given = given.clone();
         given.check_read_only_fields(Some(document))?;
-        given.lay_over(&call.app, found.stored.endpoint.clone(), Some(document))
+        given
+            .clone()
+            .lay_over(&call.app, found.stored.endpoint.clone(), Some(document))
+            .map(|endpoint| without_hidden_headers(&call.caller, &given, &found.stored.endpoint, endpoint))
     })
     .await
+}
+
+/// An application that passes on a customer's name for a tenant does not name notifications; an operator who wants them does.
+fn check_notification_types(endpoint: &Endpoint) -> Result<(), Problem> {
+    let types = &endpoint.subscription.event_types;
+    let is_ours = |pattern: &dyn std::fmt::Display| posthaste_store::is_reserved_type(&pattern.to_string());
+    if types.iter().next().is_some() && types.iter().all(|pattern| is_ours(pattern)) {
+        return Ok(());
+    }
+    let message = "this tenant is reserved for notifications: name those that the endpoint is for, such as `posthaste.*`";
+    Err(Problem::invalid("event_types", message))
 }
 
 pub(crate) async fn delete(call: Call) -> Result<Response, Problem> {
@@ -399,7 +435,8 @@ pub(crate) async fn put(call: Call) -> Result<Response, Problem> {
         (blank.uid, blank.status) = (Some(uid.clone()), present.status);
         // What was masked can be sent back here, too.
         blank.headers = present.headers.clone();
-        given.with_headers_replaced().lay_over(&call.app, blank, Some(document))
+        let endpoint = given.clone().with_headers_replaced().lay_over(&call.app, blank, Some(document))?;
+        Ok(without_hidden_headers(&call.caller, &given, present, endpoint))
     })
     .await
 }
@@ -425,8 +462,8 @@ pub(crate) async fn find(call: &Call) -> Result<Found, Problem> {
 }
 
 pub(crate) async fn find_stored(call: &Call, id: EndpointId) -> Result<StoredEndpoint, Problem> {
-    let stored = call.app.store.endpoint(id).await?.filter(|stored| stored.deleted_at.is_none());
-    stored.filter(|stored| call.caller.sees(&stored.endpoint.tenant)).ok_or_else(Problem::not_found)
+    let stored = call.app.store.endpoint(call.caller.tenant.clone(), id).await?;
+    stored.filter(|stored| stored.deleted_at.is_none()).ok_or_else(Problem::not_found)
 }
 
 async fn complete(app: &App, stored: StoredEndpoint) -> Result<Found, Problem> {
@@ -444,12 +481,61 @@ pub(crate) enum Which<'a> {
     HasUid(&'a TenantId, &'a EndpointUid),
 }
 
+/// An endpoint as it is to be, and what the caller is told about that.
+#[derive(Debug)]
+pub(crate) struct Edited {
+    pub(crate) endpoint: Endpoint,
+    warnings: Vec<String>,
+}
+
+impl From<Endpoint> for Edited {
+    fn from(endpoint: Endpoint) -> Edited {
+        Edited { endpoint, warnings: vec![] }
+    }
+}
+
+/// Header values are credentials for the server that they were given for. A caller who may not see them may not have them sent
+/// to another one either: they are removed, unless the caller has given them again.
+fn without_hidden_headers(caller: &Caller, given: &EndpointBody, present: &Endpoint, mut endpoint: Endpoint) -> Edited {
+    if caller.may_see_secrets || is_same_server(&present.url, &endpoint.url) {
+        return endpoint.into();
+    }
+    let is_given = |name: &str| {
+        matches!(&given.headers, Given::Is(headers)
+            if headers.iter().any(|(given, value)| given.eq_ignore_ascii_case(name) && value != MASKED))
+    };
+    let removed: Vec<String> =
+        endpoint.headers.iter().map(|(name, _)| name).filter(|name| !is_given(name)).map(str::to_owned).collect();
+    let kept: Vec<(String, String)> = endpoint
+        .headers
+        .iter()
+        .filter(|(name, _)| is_given(name))
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect();
+    let kept = kept.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    endpoint.headers = Headers::new(kept, &endpoint.signing).expect("fewer of those that were accepted");
+    let warning = |name: &String| {
+        format!(
+            "The header `{name}` was removed: its value was for the server of the old URL, and this session may not see it. Set it again."
+        )
+    };
+    Edited { endpoint, warnings: removed.iter().map(warning).collect() }
+}
+
+/// Scheme, host and port. What cannot be read is another server.
+fn is_same_server(one: &str, other: &str) -> bool {
+    match (Destination::parse(one), Destination::parse(other)) {
+        (Ok(one), Ok(other)) => (one.scheme(), one.host(), one.port()) == (other.scheme(), other.host(), other.port()),
+        (Ok(_) | Err(_), Ok(_) | Err(_)) => false,
+    }
+}
+
 /// Reads, changes and writes it back, again if somebody else was faster; unless the caller has named a version.
 pub(crate) async fn replace(
     call: &Call,
     action: &str,
     which: Which<'_>,
-    edit: impl Fn(&Found, &Value) -> Result<Endpoint, Problem>,
+    edit: impl Fn(&Found, &Value) -> Result<Edited, Problem>,
 ) -> Result<Response, Problem> {
     let precondition = call.precondition();
     for _ in 0..TRIES_MAX {
@@ -459,7 +545,7 @@ pub(crate) async fn replace(
         };
         precondition.check(found.stored.version)?;
         let before = found.document(&call.app);
-        let endpoint = edit(&found, &before)?;
+        let Edited { endpoint, warnings } = edit(&found, &before)?;
         let secrets = fitting_secrets(&found.stored, &endpoint.signing);
         if endpoint == found.stored.endpoint && secrets.is_none() {
             // Nothing to write: said again, as verbs may be.
@@ -487,7 +573,7 @@ pub(crate) async fn replace(
             Ok(Configured { version, .. }) => {
                 let new_secret = secrets.and_then(|secrets| secrets.into_iter().next()).map(|stored| stored.secret.0);
                 let secret = new_secret.filter(|_| call.caller.may_see_secrets);
-                return Ok(tagged(ok(&EndpointView { secret, ..found.view(&call.app) }), version));
+                return Ok(tagged(ok(&EndpointView { secret, warnings, ..found.view(&call.app) }), version));
             }
             Err(Refusal::Stale) if precondition.is_given() => return Err(Problem::stale()),
             Err(Refusal::Stale) => {}
@@ -540,6 +626,10 @@ impl EndpointBody {
             ("updated_at", &self.updated_at),
         ] {
             check_read_only(field, given, present.and_then(|present| present.get(field)))?;
+        }
+        // The answer to a change may be sent back, with what it was told.
+        if present.is_none() {
+            check_read_only("warnings", &self.warnings, None)?;
         }
         match (&self.tenant, present.and_then(|present| present.get("tenant"))) {
             (Given::Absent, _) => Ok(()),
@@ -865,5 +955,6 @@ fn view(app: &App, endpoint: &Endpoint, secrets: &[StoredSecret], policies: &Pol
         created_at: endpoint.created_at.to_rfc3339(),
         updated_at: endpoint.updated_at.to_rfc3339(),
         secret: None,
+        warnings: vec![],
     }
 }

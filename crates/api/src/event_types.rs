@@ -15,7 +15,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::call::{Call, List, TRIES_MAX, answer, no_content, tagged, version_of, with_change};
+use crate::call::{Call, Rows, TRIES_MAX, answer, no_content, tagged, version_of, with_change};
 use crate::endpoints::{changed_all_the_time, refused};
 use crate::given::{Given, check_read_only};
 use crate::problem::Problem;
@@ -81,10 +81,10 @@ pub(crate) struct EventTypeView {
 
 pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
     let limit = call.query.limit()?;
-    let after = call.query.cursor(LIST, |position| EventType::parse(position).ok())?;
+    let after = call.cursor(LIST, |position| EventType::parse(position).ok())?;
     let entries = call.app.store.event_types().await?;
     let rows = entries.into_iter().filter(|entry| after.as_ref().is_none_or(|after| *after < entry.name)).take(limit + 1).collect();
-    Ok(call.list(List::cut(rows, limit, LIST, |entry: &Entry| entry.name.to_string(), view)))
+    Ok(call.list(LIST, Rows::cut(rows, limit, |entry: &Entry| entry.name.to_string(), view)))
 }
 
 pub(crate) async fn create(call: Call) -> Result<Response, Problem> {
@@ -93,6 +93,9 @@ pub(crate) async fn create(call: Call) -> Result<Response, Problem> {
     check_read_only("deprecated_at", &given.deprecated_at, None)?;
     let name = std::mem::take(&mut given.name).value().ok_or_else(|| Problem::invalid("name", "missing field `name`"))?;
     let name = EventType::parse(&name).map_err(|error| Problem::invalid("name", error))?;
+    if posthaste_store::is_reserved_type(name.as_str()) {
+        return Err(Problem::invalid("name", "types that begin with `posthaste.` are reserved for notifications"));
+    }
     let blank = Entry { name, description: String::new(), versions: vec![], deprecated_at: None, is_priority: false };
     let entry = given.lay_over(blank, call.app.store.now())?;
     let audit = with_change(call.audit("event-type.create", &entry.name, None), None, Some(&document(&entry)));

@@ -23,7 +23,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use crate::App;
-use crate::call::{Call, List, answer, no_content, ok};
+use crate::call::{Call, Rows, answer, no_content, ok};
 use crate::credentials::Caller;
 use crate::deliveries::Surroundings;
 use crate::problem::Problem;
@@ -224,7 +224,7 @@ impl NewEventBody<'_> {
         let draft = Draft {
             event_type: &self.event_type,
             data: self.data.get(),
-            tenant: caller.tenant_for(self.tenant.as_deref())?,
+            tenant: caller.ordinary_tenant_for(app, self.tenant.as_deref())?,
             id: self.id.as_deref(),
             version: self.version.as_deref(),
             timestamp: time("timestamp", self.timestamp.as_deref())?,
@@ -254,12 +254,12 @@ pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
         labels: query.labels()?,
         from: query.time(&FROM)?,
         to: query.time(&TO)?,
-        before: query.cursor(LIST, |position| position.parse::<Cursor>().ok())?,
+        before: call.cursor(LIST, |position| position.parse::<Cursor>().ok())?,
         limit: query.limit()?,
     };
-    let Ok(tenant) = call.caller.narrowed_to(query.tenant()?) else { return Ok(call.list(List::<EventView>::empty())) };
+    let Ok(tenant) = call.caller.narrowed_to(query.tenant()?) else { return Ok(call.list(LIST, Rows::<EventView>::none())) };
     let Page { rows, next } = call.app.store.events(EventQuery { tenant, ..wanted }).await?;
-    Ok(call.list(List::new(rows.iter().map(view).collect(), LIST, next.map(|next| next.to_string()))))
+    Ok(call.list(LIST, Rows::new(rows.iter().map(view).collect(), next.map(|next| next.to_string()))))
 }
 
 pub(crate) async fn read(call: Call) -> Result<Response, Problem> {

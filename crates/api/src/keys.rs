@@ -10,7 +10,7 @@ use posthaste_store::{Change, Key, KeyScope};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::call::{Call, List, answer, no_content, with_change};
+use crate::call::{Call, Rows, answer, no_content, with_change};
 use crate::credentials::hash_of;
 use crate::endpoints::refused;
 use crate::problem::Problem;
@@ -85,7 +85,7 @@ pub(crate) async fn create(call: Call) -> Result<Response, Problem> {
     let given: NewKeyBody = body.parse()?;
     let tenant = match (&given.tenant, &call.caller.tenant) {
         (None, own) => own.clone(),
-        (Some(named), _) => Some(call.caller.tenant_for(Some(named))?),
+        (Some(named), _) => Some(call.caller.ordinary_tenant_for(&call.app, Some(named))?),
     };
     let length = given.name.chars().count();
     if !(1..=NAME_CHARACTERS_MAX).contains(&length) || given.name.chars().any(char::is_control) {
@@ -127,7 +127,7 @@ pub(crate) async fn create(call: Call) -> Result<Response, Problem> {
 
 pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
     let limit = call.query.limit()?;
-    let mut before = call.query.cursor(LIST, |position| KeyId::parse(position).ok())?;
+    let mut before = call.cursor(LIST, |position| KeyId::parse(position).ok())?;
     let mut rows: Vec<Key> = Vec::new();
     // Keys of other tenants are passed over, so that a page may take several looks.
     loop {
@@ -139,7 +139,7 @@ pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
             break;
         }
     }
-    Ok(call.list(List::cut(rows, limit, LIST, |key: &Key| key.id.to_string(), view)))
+    Ok(call.list(LIST, Rows::cut(rows, limit, |key: &Key| key.id.to_string(), view)))
 }
 
 pub(crate) async fn revoke(call: Call) -> Result<Response, Problem> {

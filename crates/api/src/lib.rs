@@ -20,6 +20,7 @@ mod endpoint_verbs;
 mod endpoints;
 mod event_types;
 mod events;
+mod failures;
 mod filters;
 mod given;
 mod health;
@@ -55,6 +56,7 @@ use posthaste_core::bucket::RateLimit;
 use posthaste_core::destination;
 use posthaste_core::endpoint::Policies;
 use posthaste_core::event::TypePatterns;
+use posthaste_core::id::TenantId;
 use posthaste_core::tenant::TenantDefaults;
 use posthaste_core::timeout::TimeoutRules;
 use posthaste_metrics::Metrics;
@@ -63,10 +65,11 @@ use posthaste_traces::Traces;
 
 use body::Budget;
 use credentials::{AdminKey, Calls, Uses};
+use cursor::Cursors;
+use failures::Failures;
 pub use health::{Readiness, alive_answer};
 use known::Known;
 pub use metrics::{answer as metrics_answer, is_local};
-pub use portal::PortalKey;
 use problem::Problem;
 
 /// What the operator has set.
@@ -83,6 +86,8 @@ pub struct Options {
     pub destinations: destination::Policy,
     /// A tenant has to be made before it can be used.
     pub strict_tenants: bool,
+    /// The tenant of notifications: no one publishes into it, and only operators make endpoints there.
+    pub reserved_tenant: Option<TenantId>,
     /// One event with its envelope, or one endpoint with all its policies, fits easily.
     pub body_bytes_max: usize,
     pub batch_bytes_max: usize,
@@ -105,8 +110,8 @@ pub struct Options {
     pub replays_per_minute_max: u32,
     /// Connections to `/v1/stream`; each asks the store once a second.
     pub streams_max: usize,
-    /// Seals portal tokens. Has to be the same on every node and after a restart, or links made before stop working.
-    pub portal_key: PortalKey,
+    /// Seals cursors, and names the first key in sessions. Has to be the same on every node and after a restart, or those made before stop working.
+    pub sealing_key: SealingKey,
     /// Counts what comes in, and is shown at `/metrics`.
     pub metrics: Option<Metrics>,
     /// Looks at some of the events that come in.
@@ -122,6 +127,7 @@ impl Default for Options {
             timeout_rules: TimeoutRules::default(),
             destinations: destination::Policy::default(),
             strict_tenants: false,
+            reserved_tenant: None,
             body_bytes_max: 1024 * 1024,
             batch_bytes_max: 16 * 1024 * 1024,
             batch_events_max: 1000,
@@ -135,10 +141,20 @@ impl Default for Options {
             key_uses_written_every: Duration::from_secs(10),
             replays_per_minute_max: 600,
             streams_max: 64,
-            portal_key: PortalKey(rand::random()),
+            sealing_key: SealingKey(rand::random()),
             metrics: None,
             traces: None,
         }
+    }
+}
+
+/// What seals what callers keep for us; the same on every node.
+#[derive(Clone)]
+pub struct SealingKey(pub [u8; 32]);
+
+impl std::fmt::Debug for SealingKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SealingKey(…)")
     }
 }
 
@@ -153,6 +169,8 @@ struct Shared {
     admin_key: AdminKey,
     known: Arc<Known>,
     calls: Calls,
+    cursors: Cursors,
+    failures: Failures,
     uses: Uses,
     budget: Budget,
     readiness: Readiness,
@@ -178,6 +196,8 @@ pub fn router(store: Arc<dyn Store>, options: Options, admin_key: &str) -> Route
         admin_key: AdminKey::new(admin_key),
         known: Arc::new(Known::new(Arc::clone(&store))),
         calls: Calls::new(options.calls),
+        failures: Failures::new(options.metrics.as_ref()),
+        cursors: Cursors::new(&options.sealing_key),
         uses: Uses::default(),
         budget: Budget::new(options.bodies_bytes_max),
         readiness: Readiness::new(Arc::clone(&store), options.metrics.clone(), false),

@@ -1,125 +1,52 @@
-//! `/v1/portal-links`: a way in for one tenant's people, for a short time.
+//! `/v1/portal-links` and `/v1/portal-sessions`: a way in for one tenant's people, for a short time.
 //!
-//! A token says itself whom it is for, what it allows and until when, under a seal that every node can check: nothing is
-//! stored, so that a link can be made for every page view. In the link it stands behind a `#`, which browsers do not send
-//! and proxies do not log.
+//! A link carries a code that is good for five minutes and for one use. It stands behind a `#`, which browsers do not send and
+//! proxies do not log. The portal exchanges it for a token, which is a credential of this API for that tenant alone. Both are
+//! kept as their hashes. A session ends with its time, with its tenant, with the key that made its link, or when it is ended.
 
 use std::time::Duration;
 
 use axum::response::Response;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use hmac::{Hmac, KeyInit, Mac};
 use http::StatusCode;
-use posthaste_core::id::TenantId;
+use posthaste_core::id::{KeyId, SessionId};
 use posthaste_core::time::Timestamp;
-use posthaste_store::KeyScope;
+use posthaste_store::{
+    EndSessions, KeyScope, NewSession, PortalPermissions, SessionAccess, SessionMaker, SessionQuery, StoredSession,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use sha2::Sha256;
 use utoipa::ToSchema;
 
-use crate::call::{Call, answer, with_change};
-use crate::credentials::Scopes;
+use crate::call::{Call, Rows, answer, no_content, with_change};
+use crate::credentials::{Scopes, hash_of};
+use crate::endpoints::refused;
 use crate::problem::Problem;
+use crate::query::KEY;
 
-pub(crate) const PREFIX: &str = "phl_";
+/// Of the token of a session.
+pub(crate) const TOKEN_PREFIX: &str = "phs_";
+const CODE_PREFIX: &str = "phc_";
+const LIST: &str = "portal-sessions";
 const EXPIRES_IN_DEFAULT: Duration = Duration::from_hours(1);
 /// A day's work; longer is what keys are for.
 const EXPIRES_IN_SECONDS_MAX: u64 = 7 * 24 * 60 * 60;
+/// Enough to open a link, and too short for one that lies in a log or a history.
+const CODE_LIFETIME: Duration = Duration::from_mins(5);
+/// How the operator's first key is named, which has no id.
+const ADMIN_KEY_NAME: &str = "admin";
 
-/// What seals portal tokens; the same on every node.
-#[derive(Clone)]
-pub struct PortalKey(pub [u8; 32]);
-
-impl std::fmt::Debug for PortalKey {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("PortalKey(…)")
+/// Whoever may change or replay something may also see it.
+pub(crate) fn scopes(permissions: PortalPermissions) -> Scopes {
+    let mut scopes = vec![KeyScope::Read];
+    if permissions.manage {
+        scopes.push(KeyScope::Manage);
     }
-}
-
-/// What somebody may do who comes by a link.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a permission of its own")]
-pub(crate) struct Permissions {
-    pub(crate) view: bool,
-    pub(crate) manage: bool,
-    pub(crate) secrets: bool,
-    pub(crate) replay: bool,
-}
-
-impl Permissions {
-    /// Whoever may change or replay something may also see it.
-    pub(crate) fn scopes(self) -> Scopes {
-        let mut scopes = vec![KeyScope::Read];
-        if self.manage {
-            scopes.push(KeyScope::Manage);
-        }
-        if self.replay {
-            scopes.push(KeyScope::Replay);
-        }
-        Scopes::of(&scopes)
+    if permissions.replay {
+        scopes.push(KeyScope::Replay);
     }
-
-    fn bits(self) -> u8 {
-        u8::from(self.view) | u8::from(self.manage) << 1 | u8::from(self.secrets) << 2 | u8::from(self.replay) << 3
-    }
-
-    fn from_bits(bits: u8) -> Permissions {
-        let has = |place: u8| bits >> place & 1 == 1;
-        Permissions { view: has(0), manage: has(1), secrets: has(2), replay: has(3) }
-    }
-}
-
-/// What a token says.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Token {
-    pub(crate) tenant: TenantId,
-    pub(crate) permissions: Permissions,
-    pub(crate) expires_at: Timestamp,
-    pub(crate) nonce: u64,
-}
-
-const SEAL_BYTES: usize = 32;
-/// Expiry, permissions and nonce.
-const HEAD_BYTES: usize = 8 + 1 + 8;
-
-impl Token {
-    pub(crate) fn write(&self, key: &PortalKey) -> String {
-        let mut bytes = Vec::with_capacity(HEAD_BYTES + self.tenant.as_str().len() + SEAL_BYTES);
-        bytes.extend_from_slice(&self.expires_at.as_millis().to_be_bytes());
-        bytes.push(self.permissions.bits());
-        bytes.extend_from_slice(&self.nonce.to_be_bytes());
-        bytes.extend_from_slice(self.tenant.as_str().as_bytes());
-        let seal = seal(key, &bytes).finalize().into_bytes();
-        bytes.extend_from_slice(&seal);
-        format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes))
-    }
-
-    /// What stands behind the prefix, if it is ours and has not run out.
-    pub(crate) fn read(key: &PortalKey, text: &[u8], now: Timestamp) -> Option<Token> {
-        let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
-        let (content, shown) = bytes.split_at_checked(bytes.len().checked_sub(SEAL_BYTES)?)?;
-        seal(key, content).verify_slice(shown).ok()?;
-        let (expires_at, rest) = content.split_first_chunk::<8>()?;
-        let (permissions, rest) = rest.split_first()?;
-        let (nonce, tenant) = rest.split_first_chunk::<8>()?;
-        let token = Token {
-            tenant: TenantId::parse(std::str::from_utf8(tenant).ok()?).ok()?,
-            permissions: Permissions::from_bits(*permissions),
-            expires_at: Timestamp::from_millis(i64::from_be_bytes(*expires_at)),
-            nonce: u64::from_be_bytes(*nonce),
-        };
-        (now < token.expires_at).then_some(token)
-    }
-}
-
-fn seal(key: &PortalKey, content: &[u8]) -> Hmac<Sha256> {
-    let mut seal = Hmac::<Sha256>::new_from_slice(&key.0).expect("HMAC takes keys of any length");
-    // A seal for one purpose is none for another.
-    seal.update(b"posthaste portal token 1");
-    seal.update(content);
-    seal
+    Scopes::of(&scopes)
 }
 
 /// For whom, for what, and for how long.
@@ -129,7 +56,7 @@ pub(crate) struct NewPortalLink {
     tenant: Option<String>,
     #[schema(min_items = 1)]
     permissions: Vec<Permission>,
-    /// One hour unless said.
+    /// How long the session lasts, from now on. One hour unless said.
     #[schema(minimum = 1, maximum = 604_800)]
     expires_in_seconds: Option<u64>,
 }
@@ -143,19 +70,32 @@ enum Permission {
     Replay,
 }
 
+fn shown(permissions: PortalPermissions) -> Vec<Permission> {
+    let PortalPermissions { view, manage, secrets, replay } = permissions;
+    let all =
+        [(Permission::View, view), (Permission::Manage, manage), (Permission::Secrets, secrets), (Permission::Replay, replay)];
+    all.into_iter().filter(|(_, is_granted)| *is_granted).map(|(permission, _)| permission).collect()
+}
+
 // No `Debug`: the address carries a credential.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct PortalLink {
-    /// To be opened in a browser. The token stands behind the `#`.
+    /// To be opened in a browser. The code stands behind the `#`, and is good for one use.
     url: String,
+    /// When the session ends that the link begins.
     #[schema(format = DateTime)]
     expires_at: String,
+    /// By when the link has to be opened.
+    #[schema(format = DateTime)]
+    code_expires_at: String,
+    /// By which the link, and then its session, can be ended.
+    session: String,
 }
 
 pub(crate) async fn create(call: Call) -> Result<Response, Problem> {
     let (call, body) = call.body().await?;
     let new: NewPortalLink = body.parse()?;
-    let tenant = call.caller.tenant_for(new.tenant.as_deref())?;
+    let tenant = call.caller.ordinary_tenant_for(&call.app, new.tenant.as_deref())?;
     if new.permissions.is_empty() {
         return Err(Problem::invalid("permissions", "at least one of view, manage, secrets, replay"));
     }
@@ -163,56 +103,181 @@ pub(crate) async fn create(call: Call) -> Result<Response, Problem> {
     if !(1..=EXPIRES_IN_SECONDS_MAX).contains(&seconds) {
         return Err(Problem::invalid("expires_in_seconds", "1 to 604,800 (7 days)"));
     }
-    if call.app.store.tenant(tenant.clone()).await?.is_none() {
-        return Err(Problem::not_found());
-    }
+    let made_by = call
+        .caller
+        .session_maker(&call.app)
+        .ok_or_else(|| Problem::forbidden("A portal link is made with an API key, or in the dashboard."))?;
+    let stored = call.app.store.tenant(tenant.clone()).await?.ok_or_else(Problem::not_found)?;
     let has = |wanted: Permission| new.permissions.contains(&wanted);
-    let token = Token {
-        permissions: Permissions {
-            view: has(Permission::View),
-            manage: has(Permission::Manage),
-            secrets: has(Permission::Secrets),
-            replay: has(Permission::Replay),
+    let now = call.app.store.now();
+    let code = secret(CODE_PREFIX);
+    let expires_at = now + Duration::from_secs(seconds);
+    let code_expires_at = (now + CODE_LIFETIME).min(expires_at);
+    let session = NewSession {
+        id: SessionId::from_unique(call.app.store.unique()),
+        hash: hash_of(code.as_bytes()),
+        access: SessionAccess::Portal {
+            tenant: tenant.clone(),
+            tenant_created_at: stored.created_at,
+            permissions: PortalPermissions {
+                view: has(Permission::View),
+                manage: has(Permission::Manage),
+                secrets: has(Permission::Secrets),
+                replay: has(Permission::Replay),
+            },
         },
-        expires_at: call.app.store.now() + Duration::from_secs(seconds),
-        nonce: rand::random(),
-        tenant,
+        made_by,
+        created_at: now,
+        expires_at,
+        code_expires_at: Some(code_expires_at),
     };
-    let expires_at = token.expires_at.to_rfc3339();
-    // The token itself is a credential, and is written down nowhere.
-    let granted = json!({"permissions": new.permissions, "expires_at": expires_at});
-    let audit = call.audit("portal-link.create", &token.tenant, Some(&token.tenant));
-    call.app.store.note(with_change(audit, None, Some(&granted))).await?;
-    let url =
-        format!("{}/portal#token={}", call.app.options.public_url.trim_end_matches('/'), token.write(&call.app.options.portal_key));
-    Ok(answer(StatusCode::CREATED, &PortalLink { url, expires_at }))
+    let id = session.id.to_string();
+    // The code itself is a credential, and is written down nowhere.
+    let granted = json!({"session": id, "permissions": new.permissions, "expires_at": expires_at.to_rfc3339()});
+    let audit = with_change(call.audit("portal-link.create", &tenant, Some(&tenant)), None, Some(&granted));
+    call.app.store.create_session(session, audit).await?.map_err(refused)?;
+    let url = format!("{}/portal#code={code}", call.app.options.public_url.trim_end_matches('/'));
+    let link = PortalLink { url, expires_at: expires_at.to_rfc3339(), code_expires_at: code_expires_at.to_rfc3339(), session: id };
+    Ok(answer(StatusCode::CREATED, &link))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// A credential that nobody can guess.
+pub(crate) fn secret(prefix: &str) -> String {
+    format!("{prefix}{}", URL_SAFE_NO_PAD.encode(rand::random::<[u8; 32]>()))
+}
 
-    #[test]
-    fn a_token_is_read_back_and_cannot_be_changed() {
-        let key = PortalKey([7; 32]);
-        let token = Token {
-            tenant: TenantId::parse("acme").unwrap(),
-            permissions: Permissions { view: true, manage: false, secrets: true, replay: false },
-            expires_at: Timestamp::from_millis(1000),
-            nonce: 42,
-        };
-        let written = token.write(&key);
-        let text = written.strip_prefix(PREFIX).unwrap().as_bytes();
-        assert_eq!(Token::read(&key, text, Timestamp::from_millis(999)), Some(token));
-        assert_eq!(Token::read(&key, text, Timestamp::from_millis(1000)), None, "it has run out");
-        assert_eq!(Token::read(&PortalKey([8; 32]), text, Timestamp::from_millis(0)), None, "another server's");
-        for at in 0..text.len() {
-            let mut changed = text.to_vec();
-            changed[at] = if changed[at] == b'A' { b'B' } else { b'A' };
-            assert_eq!(Token::read(&key, &changed, Timestamp::from_millis(0)), None, "changed at {at}");
-        }
-        for short in ["", "AAAA", "!"] {
-            assert_eq!(Token::read(&key, short.as_bytes(), Timestamp::from_millis(0)), None);
-        }
+/// The code of a link.
+// No `Debug`: it is a credential.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PortalCode {
+    code: String,
+}
+
+// No `Debug`: it carries a credential.
+#[derive(Serialize, ToSchema)]
+pub(crate) struct StartedPortalSession {
+    id: String,
+    /// A credential of this API, for the `Authorization` header.
+    token: String,
+    tenant: String,
+    permissions: Vec<Permission>,
+    #[schema(format = DateTime)]
+    expires_at: String,
+}
+
+/// Exchanges a code for a session. Whoever shows a code needs no other credential.
+pub(crate) async fn start(call: Call) -> Result<Response, Problem> {
+    let (call, body) = call.body().await?;
+    let given: PortalCode = body.parse()?;
+    let token = secret(TOKEN_PREFIX);
+    let audit = call.audit("portal-session.start", &"", None);
+    let (code, hash) = (hash_of(given.code.as_bytes()), hash_of(token.as_bytes()));
+    let started = call.app.store.start_session(code, hash, audit).await?;
+    // One that was made with a first key that has been replaced since is as good as revoked.
+    let started = started.filter(|session| call.app.admin_key.may_have_made(&call.app, session));
+    let Some(StoredSession { id, access: SessionAccess::Portal { tenant, permissions, .. }, expires_at, .. }) = started else {
+        return Err(call.app.failures.refuse(call.address(), call.app.store.now(), code_refused()));
+    };
+    let session = StartedPortalSession {
+        id: id.to_string(),
+        token,
+        tenant: tenant.to_string(),
+        permissions: shown(permissions),
+        expires_at: expires_at.to_rfc3339(),
+    };
+    Ok(answer(StatusCode::CREATED, &session))
+}
+
+fn code_refused() -> Problem {
+    Problem::unauthorized()
+        .saying("The code is not valid: it was used before, is older than five minutes, or was revoked. Ask for a new link.")
+}
+
+/// A session of the portal, or a link that has not been used yet.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = PortalSession)]
+pub(crate) struct PortalSessionView {
+    id: String,
+    tenant: String,
+    permissions: Vec<Permission>,
+    /// The id of the key that made its link; `admin` for the operator's first key.
+    key: String,
+    #[schema(format = DateTime)]
+    created_at: String,
+    /// When the link was used; `null` for one that has not been.
+    #[schema(format = DateTime)]
+    started_at: Option<String>,
+    #[schema(format = DateTime)]
+    expires_at: String,
+}
+
+fn view(session: &StoredSession) -> Option<PortalSessionView> {
+    let SessionAccess::Portal { tenant, permissions, .. } = &session.access else { return None };
+    Some(PortalSessionView {
+        id: session.id.to_string(),
+        tenant: tenant.to_string(),
+        permissions: shown(*permissions),
+        key: match session.made_by {
+            SessionMaker::Admin(_) => ADMIN_KEY_NAME.to_owned(),
+            SessionMaker::Key(key) => key.to_string(),
+        },
+        created_at: session.created_at.to_rfc3339(),
+        started_at: session.started_at.map(Timestamp::to_rfc3339),
+        expires_at: session.expires_at.to_rfc3339(),
+    })
+}
+
+/// The key that the query names.
+fn named_key(call: &Call) -> Result<Option<SessionMaker>, Problem> {
+    let Some(text) = call.query.text(&KEY) else { return Ok(None) };
+    if text == ADMIN_KEY_NAME {
+        return Ok(Some(call.app.admin_key.session_maker(&call.app)));
     }
+    let key = KeyId::parse(text).map_err(|error| Problem::invalid(KEY.name, error))?;
+    Ok(Some(SessionMaker::Key(key)))
+}
+
+pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
+    let limit = call.query.limit()?;
+    let before = call.cursor(LIST, |position| SessionId::parse(position).ok())?;
+    let made_by = named_key(&call)?;
+    let Ok(tenant) = call.caller.narrowed_to(call.query.tenant()?) else {
+        return Ok(call.list(LIST, Rows::<PortalSessionView>::none()));
+    };
+    let query = SessionQuery { tenant, made_by, before, limit: limit + 1 };
+    let mut rows = call.app.store.sessions(query).await?;
+    let has_more = rows.len() > limit;
+    rows.truncate(limit);
+    let next = rows.last().filter(|_| has_more).map(|session| session.id.to_string());
+    Ok(call.list(LIST, Rows::new(rows.iter().filter_map(view).collect(), next)))
+}
+
+pub(crate) async fn end(call: Call) -> Result<Response, Problem> {
+    let id = SessionId::parse(&call.name).map_err(|_| Problem::not_found())?;
+    let tenant = call.caller.tenant.clone();
+    let audit = call.audit("portal-session.end", &id, tenant.as_ref());
+    match call.app.store.end_sessions(EndSessions::Portal { id, tenant }, audit).await? {
+        0 => Err(Problem::not_found()),
+        _ => Ok(no_content()),
+    }
+}
+
+/// All of a tenant, all made by a key, or both. That there were none is fine: it may be repeated.
+pub(crate) async fn end_many(call: Call) -> Result<Response, Problem> {
+    let (named, key) = (call.query.tenant()?, named_key(&call)?);
+    if named.is_none() && key.is_none() {
+        return Err(Problem::invalid("tenant", "name a tenant or a key whose sessions are to be ended"));
+    }
+    let Ok(tenant) = call.caller.narrowed_to(named) else { return Ok(no_content()) };
+    let which = match (tenant, key) {
+        (Some(tenant), None) => EndSessions::OfTenant(tenant),
+        (tenant, Some(key)) => EndSessions::MadeBy { key, tenant },
+        (None, None) => return Err(Problem::invalid("tenant", "name a tenant or a key whose sessions are to be ended")),
+    };
+    let subject = call.query.text(&KEY).map(str::to_owned).or(call.query.tenant()?.map(|tenant| tenant.to_string()));
+    let tenant = call.caller.narrowed_to(call.query.tenant()?).ok().flatten();
+    let audit = call.audit("portal-session.end-all", &subject.unwrap_or_default(), tenant.as_ref());
+    call.app.store.end_sessions(which, audit).await?;
+    Ok(no_content())
 }

@@ -150,6 +150,18 @@ impl Problem {
         Problem { retry_after: Some(wait), ..problem }
     }
 
+    /// Of credentials that were not accepted, from one address.
+    pub(crate) fn too_many_failures(wait: Duration) -> Problem {
+        let detail = "Too many calls from this address had no valid credential. Check the key, and try again after the time in the Retry-After header.";
+        Problem { detail: detail.into(), ..Problem::too_many_requests(wait) }
+    }
+
+    /// The same, in other words.
+    #[must_use]
+    pub(crate) fn saying(self, detail: &'static str) -> Problem {
+        Problem { detail: detail.into(), ..self }
+    }
+
     /// A limit of the endpoint, not of the key.
     pub(crate) fn no_token(wait: Duration) -> Problem {
         let detail = "The endpoint has no room for a request now. Try again after the time in the Retry-After header.";

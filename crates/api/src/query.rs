@@ -7,7 +7,6 @@ use posthaste_core::text::{Label, TextError};
 use posthaste_core::time::Timestamp;
 use serde_json::{Value, json};
 
-use crate::cursor;
 use crate::problem::Problem;
 
 const LIMIT_DEFAULT: usize = 50;
@@ -64,6 +63,11 @@ pub(crate) const ACTOR: Parameter = text("actor", "Only what was done by this: t
 pub(crate) const ACTION: Parameter =
     like("action", "Only these actions or patterns such as `endpoint.*`, separated by commas.", TYPES_PATTERN);
 pub(crate) const RESOURCE: Parameter = text("resource", "Only what was done to this: the id that `subject` says.");
+pub(crate) const KEY: Parameter = like(
+    "key",
+    "Only what was made by this key: its id, or `admin` for the operator's first key.",
+    "^(admin|key_[0-7][0-9a-hjkmnp-tv-z]{25})$",
+);
 pub(crate) const UID: Parameter = like("uid", "Only the endpoint with this `uid`.", WORD_PATTERN);
 pub(crate) const FROM: Parameter = Parameter { name: "from", about: "Made at this time or later.", kind: Kind::Time };
 pub(crate) const TO: Parameter = Parameter { name: "to", about: "Made before this time.", kind: Kind::Time };
@@ -195,11 +199,10 @@ impl Query {
         }
     }
 
-    /// Where the page begins that was asked for, in the words of the list itself.
-    pub(crate) fn cursor<T>(&self, list: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>, Problem> {
-        let Some(text) = self.text(&CURSOR) else { return Ok(None) };
-        let position = cursor::read(list, text)?;
-        parse(&position).map(Some).ok_or_else(|| Problem::unreadable("the cursor is not one of ours"))
+    /// What narrows a list: everything but the size of a page and where it begins.
+    pub(crate) fn filters(&self) -> Vec<(&str, &str)> {
+        let filters = self.0.iter().filter(|(name, _)| name != LIMIT.name && name != CURSOR.name);
+        filters.map(|(name, value)| (name.as_str(), value.as_str())).collect()
     }
 }
 
@@ -232,6 +235,6 @@ mod tests {
             assert_eq!(read(&format!("status={status}")).unwrap().words(&STATUS).unwrap_err().status(), 422, "{status}");
         }
         assert_eq!(read("from=yesterday").unwrap().time(&FROM).unwrap_err().status(), 422);
-        assert_eq!(read("cursor=x").unwrap().cursor("x", |_| Some(1)).unwrap_err().status(), 400);
+        assert_eq!(read("cursor=x&status=dead&limit=1").unwrap().filters(), [("status", "dead")]);
     }
 }

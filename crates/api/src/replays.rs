@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::ToSchema;
 
-use crate::call::{Call, List, answer, ok, with_change};
+use crate::call::{Call, Rows, answer, ok, with_change};
 use crate::endpoints::find_stored;
 use crate::policies::patterns;
 use crate::problem::Problem;
@@ -232,10 +232,10 @@ impl NewReplayBody {
 
 pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
     let limit = call.query.limit()?;
-    let before = call.query.cursor(LIST, |position| ReplayId::parse(position).ok())?;
-    let Ok(tenant) = call.caller.narrowed_to(call.query.tenant()?) else { return Ok(call.list(List::<ReplayView>::empty())) };
+    let before = call.cursor(LIST, |position| ReplayId::parse(position).ok())?;
+    let Ok(tenant) = call.caller.narrowed_to(call.query.tenant()?) else { return Ok(call.list(LIST, Rows::<ReplayView>::none())) };
     let rows = call.app.store.replays(tenant, before, limit + 1).await?;
-    Ok(call.list(List::cut(rows, limit, LIST, |row: &ReplayRow| row.id.to_string(), view)))
+    Ok(call.list(LIST, Rows::cut(rows, limit, |row: &ReplayRow| row.id.to_string(), view)))
 }
 
 pub(crate) async fn read(call: Call) -> Result<Response, Problem> {
@@ -252,14 +252,7 @@ pub(crate) async fn cancel(call: Call) -> Result<Response, Problem> {
 
 async fn find(call: &Call) -> Result<ReplayRow, Problem> {
     let id = ReplayId::parse(&call.name).map_err(|_| Problem::not_found())?;
-    let row = call.app.store.replay(id).await?;
-    let is_visible = |row: &ReplayRow| match (&call.caller.tenant, &row.filter.tenant) {
-        (None, _) => true,
-        (Some(own), Some(of)) => own == of,
-        // One over all tenants is not any tenant's to see.
-        (Some(_), None) => false,
-    };
-    row.filter(is_visible).ok_or_else(Problem::not_found)
+    call.app.store.replay(call.caller.tenant.clone(), id).await?.ok_or_else(Problem::not_found)
 }
 
 fn view(row: &ReplayRow) -> ReplayView {

@@ -17,13 +17,13 @@ use parking_lot::Mutex;
 use posthaste_store::KeyScope::{self, Admin, Manage, Publish, Read, Replay};
 use utoipa::ToSchema;
 
-use crate::call::{Call, EmptyBody};
+use crate::call::{Call, EmptyBody, address_of};
 use crate::credentials::{Caller, identify};
 use crate::deadline::Deadline;
 use crate::openapi::{Shape, list_of, shape};
 use crate::problem::{self, Problem};
 use crate::query::{
-    ACTION, ACTOR, CURSOR, ENDPOINT, EVENT, FROM, HOLD_REASON, LABELS, LIMIT, Parameter, Query, RESOURCE, STATUS, TENANT,
+    ACTION, ACTOR, CURSOR, ENDPOINT, EVENT, FROM, HOLD_REASON, KEY, LABELS, LIMIT, Parameter, Query, RESOURCE, STATUS, TENANT,
     TENANT_OF_UID, TO, TYPE, UID,
 };
 use crate::{
@@ -475,12 +475,28 @@ pub(crate) fn table() -> Vec<Route> {
             .says("Who is calling, and what they may do.")
             .gives::<sessions::SessionView>(200, "The session."),
         delete("/v1/sessions", "endSession", Access::Scope(Read), sessions::end)
-            .says("Remove the session's cookie from the browser.")
+            .says("End the session that the call is made with, and remove its cookie from the browser.")
             .gives_nothing(),
         post("/v1/portal-links", "createPortalLink", Access::Scope(Admin), portal::create)
             .says("A way into the portal for one tenant's people, for a short time.")
             .takes::<portal::NewPortalLink>(r#"{"tenant": "acme", "permissions": ["view", "replay"], "expires_in_seconds": 3600}"#)
             .gives::<portal::PortalLink>(201, "The link."),
+        post("/v1/portal-sessions", "startPortalSession", Access::Anybody, portal::start)
+            .says("Exchange the code of a portal link, once and within five minutes, for a token.")
+            .takes::<portal::PortalCode>("")
+            .gives::<portal::StartedPortalSession>(201, "The session, with its token.")
+            .refuses(&[401, 429, 503]),
+        get("/v1/portal-sessions", "listPortalSessions", Access::Scope(Admin), portal::list)
+            .says("Sessions of the portal that are not over, newest first, and links that have not been used yet.")
+            .asks(&[TENANT, KEY, LIMIT, CURSOR])
+            .gives_list::<portal::PortalSessionView>(),
+        delete("/v1/portal-sessions", "endPortalSessions", Access::Scope(Admin), portal::end_many)
+            .says("End all sessions of the portal for a tenant, or all whose link was made by a key.")
+            .asks(&[TENANT, KEY])
+            .gives_nothing(),
+        delete("/v1/portal-sessions/{id}", "endPortalSession", Access::Scope(Admin), portal::end)
+            .says("End one session of the portal, or a link that has not been used.")
+            .gives_nothing(),
         // Looking.
         post("/v1/filters/test", "testFilter", Access::Scope(Read), filters::test)
             .says("Try a filter on an event that is not published.")
@@ -506,7 +522,7 @@ pub(crate) fn table() -> Vec<Route> {
             .says("Whether it may take traffic: not while publishing would fail.")
             .gives::<health::Ready>(200, "It may."),
         get("/metrics", "readMetrics", Access::ServerWideOrLocal(Read), metrics::page)
-            .says("What is counted, for Prometheus. Without a key for callers on this machine.")
+            .says("What is counted, for Prometheus. Without a key for callers on this machine that call it by a loopback name.")
             .gives_as(200, "Prometheus' text format, or OpenMetrics if that is asked for.", None, "text/plain"),
         get("/openapi.json", "readOpenApi", Access::Anybody, docs::openapi_document)
             .says("This document.")
@@ -600,7 +616,8 @@ async fn serve(app: &App, route: &Route, request: Request, deadline: Arc<Deadlin
         Access::Anybody => Caller::nobody(),
         Access::ServerWideOrLocal(_) if metrics::is_local(&parts) => Caller::nobody(),
         Access::Scope(_) | Access::ServerWide(_) | Access::ServerWideOrLocal(_) => {
-            let caller = identify(app, &parts.headers).await?;
+            let caller = identify(app, &parts.headers).await;
+            let caller = caller.map_err(|problem| app.failures.refuse(address_of(&parts), app.store.now(), problem))?;
             if !route.is_publishing {
                 app.calls.take(&caller, app.store.now())?;
             }

@@ -1,113 +1,52 @@
 //! `/v1/sessions`: an API key, exchanged for a cookie that a browser keeps.
 //!
-//! A session is sealed, not stored, like a portal token: it names its key by the key's hash, so that it ends with the key, on
-//! every node, and after [`LIFETIME`] at the latest. The cookie is invisible to scripts and is not sent by other sites. A call
-//! that changes something by the power of a cookie also has to show the `Origin` of this server.
+//! A session is a row that names its key: it ends with the key, on every node, after [`LIFETIME`] at the latest, and when it is
+//! ended. The cookie holds a random token, of which only the hash is kept; it is invisible to scripts and is not sent by other
+//! sites. A call that changes something by the power of a cookie also has to show the `Origin` of this server.
 
 use std::time::Duration;
 
 use axum::response::Response;
-use base64::Engine;
-use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use hmac::{Hmac, KeyInit, Mac};
 use http::header::{AUTHORIZATION, COOKIE, HOST, HeaderName, HeaderValue, ORIGIN, SET_COOKIE};
 use http::{HeaderMap, StatusCode};
+use posthaste_core::id::SessionId;
 use posthaste_core::time::Timestamp;
-use posthaste_store::{KeyHash, KeyScope};
+use posthaste_store::{EndSessions, KeyScope, NewSession, SessionAccess, SessionMaker};
 use serde::Serialize;
-use sha2::Sha256;
-use subtle::ConstantTimeEq;
 use utoipa::ToSchema;
 
 use crate::App;
 use crate::call::{Call, answer, no_content, ok};
-use crate::credentials::{Caller, caller_of_hash, hash_shown};
-use crate::portal::PortalKey;
+use crate::credentials::{Caller, caller_of_hash, hash_of};
+use crate::endpoints::refused;
+use crate::portal::secret;
 use crate::problem::Problem;
 
 /// A day's work.
 const LIFETIME: Duration = Duration::from_hours(24);
+/// Of the token in a cookie.
+const TOKEN_PREFIX: &str = "phd_";
 /// Browsers take a cookie with this prefix only if it is `Secure`, for this host and for all its paths.
 const NAME_SECURE: &str = "__Host-posthaste-session";
 const NAME_PLAIN: &str = "posthaste-session";
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Which key a session belongs to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Holder {
-    /// The operator's first key, by a digest that needs our own key: the operator may have chosen it, so that its plain hash
-    /// could be guessed.
-    Admin([u8; 32]),
-    /// One that we have made, by its hash.
-    Key([u8; 32]),
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Session {
-    holder: Holder,
-    expires_at: Timestamp,
-}
-
-const SEAL_BYTES: usize = 32;
-
-impl Session {
-    fn write(&self, key: &PortalKey) -> String {
-        let (kind, digest) = match &self.holder {
-            Holder::Admin(digest) => (0, digest),
-            Holder::Key(digest) => (1, digest),
-        };
-        let mut bytes = vec![kind];
-        bytes.extend_from_slice(digest);
-        bytes.extend_from_slice(&self.expires_at.as_millis().to_be_bytes());
-        let seal = sealing(key, b"posthaste session 1", &bytes).finalize().into_bytes();
-        bytes.extend_from_slice(&seal);
-        URL_SAFE_NO_PAD.encode(bytes)
-    }
-
-    /// What a cookie says, if it is ours and has not run out.
-    fn read(key: &PortalKey, text: &str, now: Timestamp) -> Option<Session> {
-        let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
-        let (content, shown) = bytes.split_at_checked(bytes.len().checked_sub(SEAL_BYTES)?)?;
-        sealing(key, b"posthaste session 1", content).verify_slice(shown).ok()?;
-        let (kind, rest) = content.split_first()?;
-        let (digest, rest) = rest.split_first_chunk::<32>()?;
-        let (expires_at, []) = rest.split_first_chunk::<8>()? else { return None };
-        let holder = match kind {
-            0 => Holder::Admin(*digest),
-            1 => Holder::Key(*digest),
-            _ => return None,
-        };
-        let session = Session { holder, expires_at: Timestamp::from_millis(i64::from_be_bytes(*expires_at)) };
-        (now < session.expires_at).then_some(session)
-    }
-}
-
-fn sealing(key: &PortalKey, purpose: &[u8], content: &[u8]) -> Hmac<Sha256> {
-    let mut seal = Hmac::<Sha256>::new_from_slice(&key.0).expect("HMAC takes keys of any length");
-    // A seal for one purpose is none for another.
-    seal.update(purpose);
-    seal.update(content);
-    seal
-}
-
-fn admin_digest(key: &PortalKey, hash: &KeyHash) -> [u8; 32] {
-    sealing(key, b"posthaste session of the admin key 1", &hash.0).finalize().into_bytes().into()
-}
-
 /// Who is calling, by a cookie.
 pub(crate) async fn identify(app: &App, headers: &HeaderMap) -> Result<Caller, Problem> {
-    let session = present(app, headers).ok_or_else(Problem::unauthorized)?;
-    match session.holder {
-        Holder::Admin(digest) => {
-            let expected = admin_digest(&app.options.portal_key, app.admin_key.hash());
-            let is_same: bool = expected.ct_eq(&digest).into();
-            if is_same { Ok(app.admin_key.caller()) } else { Err(Problem::unauthorized()) }
+    let token = shown(app, headers).filter(|token| token.starts_with(TOKEN_PREFIX)).ok_or_else(Problem::unauthorized)?;
+    let session = app.store.session(hash_of(token.as_bytes())).await?.ok_or_else(Problem::unauthorized)?;
+    let caller = match (&session.access, session.made_by, session.key) {
+        (SessionAccess::Dashboard, SessionMaker::Admin(_), _) if app.admin_key.may_have_made(app, &session) => {
+            app.admin_key.caller()
         }
-        Holder::Key(hash) => caller_of_hash(app, KeyHash(hash)).await,
-    }
+        (SessionAccess::Dashboard, SessionMaker::Key(_), Some(hash)) => caller_of_hash(app, hash).await?,
+        (SessionAccess::Dashboard | SessionAccess::Portal { .. }, _, _) => return Err(Problem::unauthorized()),
+    };
+    Ok(caller.with_session(session.id, session.expires_at))
 }
 
-fn present(app: &App, headers: &HeaderMap) -> Option<Session> {
+/// The cookie's value.
+fn shown<'a>(app: &App, headers: &'a HeaderMap) -> Option<&'a str> {
     let name = cookie_name(app);
     let mut shown = headers
         .get_all(COOKIE)
@@ -116,8 +55,7 @@ fn present(app: &App, headers: &HeaderMap) -> Option<Session> {
         .flat_map(|value| value.split(';'))
         .filter_map(|pair| pair.trim().split_once('='))
         .filter(|(shown, _)| *shown == name);
-    let (_, value) = shown.next()?;
-    Session::read(&app.options.portal_key, value, app.store.now())
+    shown.next().map(|(_, value)| value)
 }
 
 /// A call with a cookie that changes something has to come from our own pages.
@@ -192,26 +130,38 @@ fn view(caller: &Caller, expires_at: Option<Timestamp>) -> SessionView {
 pub(crate) async fn create(call: Call) -> Result<Response, Problem> {
     let call = call.without_body().await?;
     let app = &call.app;
-    let key = hash_shown(&call.parts.headers).ok_or_else(|| {
+    let made_by = call.caller.session_maker(app).filter(|_| call.caller.session.is_none()).ok_or_else(|| {
         Problem::forbidden("A session is made with an API key in the Authorization header, not with a cookie or a portal token.")
     })?;
-    let holder =
-        if app.admin_key.is(&key) { Holder::Admin(admin_digest(&app.options.portal_key, &key)) } else { Holder::Key(key.0) };
-    let session = Session { holder, expires_at: app.store.now() + LIFETIME };
-    app.store.note(call.audit("session.create", &call.caller.actor, call.caller.tenant.as_ref())).await?;
-    let mut response = answer(StatusCode::CREATED, &view(&call.caller, Some(session.expires_at)));
-    let cookie = cookie(app, &session.write(&app.options.portal_key), LIFETIME);
-    response.headers_mut().insert(SET_COOKIE, cookie);
+    let now = app.store.now();
+    let token = secret(TOKEN_PREFIX);
+    let session = NewSession {
+        id: SessionId::from_unique(app.store.unique()),
+        hash: hash_of(token.as_bytes()),
+        access: SessionAccess::Dashboard,
+        made_by,
+        created_at: now,
+        expires_at: now + LIFETIME,
+        code_expires_at: None,
+    };
+    let expires_at = session.expires_at;
+    let audit = call.audit("session.create", &call.caller.actor, call.caller.tenant.as_ref());
+    app.store.create_session(session, audit).await?.map_err(refused)?;
+    let mut response = answer(StatusCode::CREATED, &view(&call.caller, Some(expires_at)));
+    response.headers_mut().insert(SET_COOKIE, cookie(app, &token, LIFETIME));
     Ok(response)
 }
 
 pub(crate) async fn read(call: Call) -> Result<Response, Problem> {
-    let headers = &call.parts.headers;
-    let session = if headers.contains_key(AUTHORIZATION) { None } else { present(&call.app, headers) };
-    Ok(ok(&view(&call.caller, session.map(|session| session.expires_at))))
+    Ok(ok(&view(&call.caller, call.caller.session.map(|(_, expires_at)| expires_at))))
 }
 
+/// Ends the session that the call is made with, wherever a copy of its token may be.
 pub(crate) async fn end(call: Call) -> Result<Response, Problem> {
+    if let Some((id, _)) = call.caller.session {
+        let audit = call.audit("session.end", &id, call.caller.tenant.as_ref());
+        call.app.store.end_sessions(EndSessions::One(id), audit).await?;
+    }
     let mut response = no_content();
     response.headers_mut().insert(SET_COOKIE, cookie(&call.app, "", Duration::ZERO));
     Ok(response)
@@ -220,22 +170,6 @@ pub(crate) async fn end(call: Call) -> Result<Response, Problem> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_session_is_read_back_and_cannot_be_changed() {
-        let key = PortalKey([7; 32]);
-        let session = Session { holder: Holder::Key([9; 32]), expires_at: Timestamp::from_millis(1000) };
-        let text = session.write(&key);
-        assert_eq!(Session::read(&key, &text, Timestamp::from_millis(999)), Some(session));
-        assert_eq!(Session::read(&key, &text, Timestamp::from_millis(1000)), None, "it has run out");
-        assert_eq!(Session::read(&PortalKey([8; 32]), &text, Timestamp::from_millis(0)), None, "another server's");
-        for at in 0..text.len() {
-            let mut changed = text.clone().into_bytes();
-            changed[at] = if changed[at] == b'A' { b'B' } else { b'A' };
-            let changed = String::from_utf8(changed).expect("ASCII");
-            assert_eq!(Session::read(&key, &changed, Timestamp::from_millis(0)), None, "changed at {at}");
-        }
-    }
 
     #[test]
     fn an_origin_is_this_server_by_its_public_url_or_by_the_name_that_was_called() {

@@ -28,7 +28,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use crate::App;
 use crate::call::Call;
 use crate::credentials::identify;
-use crate::cursor;
+use crate::cursor::Scope;
 use crate::deliveries::{DeliveryView, Surroundings};
 use crate::problem::Problem;
 
@@ -58,16 +58,25 @@ pub(crate) async fn follow(call: Call) -> Result<Response, Problem> {
     let tenant = call.query.tenant()?;
     let endpoint = call.query.endpoint()?;
     let Ok(tenant) = call.caller.narrowed_to(tenant) else { return Err(Problem::not_found()) };
+    if let Some(endpoint) = endpoint
+        && call.app.store.endpoint(tenant.clone(), endpoint).await?.is_none()
+    {
+        return Err(Problem::not_found());
+    }
+    let position = Position {
+        tenant: call.caller.tenant.clone(),
+        filter: [tenant.as_ref().map(TenantId::to_string), endpoint.map(|id| id.to_string())],
+    };
     let resumed = match call.parts.headers.get(LAST_EVENT_ID) {
         None => None,
-        Some(value) => Some(read_position(value)?),
+        Some(value) => Some(position.read(&call.app, value)?),
     };
     let permit = std::sync::Arc::clone(&call.app.streams).try_acquire_owned();
     let permit = permit.map_err(|_| Problem::unavailable("As many streams are open as may be. Try again later."))?;
     let (outbox, inbox) = mpsc::channel(UNREAD_MAX);
     // The head of the answer goes out at once, with something behind it.
     let _ = outbox.try_send(Bytes::from_static(b"retry: 2000\n\n"));
-    let mut watch = Watch::new(call.app, call.parts.headers, tenant, endpoint);
+    let mut watch = Watch::new(call.app, call.parts.headers, tenant, endpoint, position);
     let first = watch.begin(resumed).await?;
     tokio::spawn(async move {
         let _permit: OwnedSemaphorePermit = permit;
@@ -81,11 +90,32 @@ pub(crate) async fn follow(call: Call) -> Result<Response, Problem> {
     Ok(response)
 }
 
-/// The row after which something may not have been told.
-fn read_position(value: &HeaderValue) -> Result<Seq, Problem> {
-    let refuse = || Problem::unreadable("the Last-Event-ID is not one of ours; use the `id` of the last event as it is");
-    let text = value.to_str().map_err(|_| refuse())?;
-    cursor::read(LIST, text).ok().and_then(|position| position.parse().ok()).ok_or_else(refuse)
+/// How the `id` of an event is written: the row after which something may not have been sent, sealed for this caller and stream.
+struct Position {
+    /// The tenant that the caller is bound to.
+    tenant: Option<TenantId>,
+    /// The tenant and the endpoint that the stream is narrowed to.
+    filter: [Option<String>; 2],
+}
+
+impl Position {
+    fn filters(&self) -> Vec<(&str, &str)> {
+        let [tenant, endpoint] = &self.filter;
+        let given = [("tenant", tenant), ("endpoint", endpoint)];
+        given.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?))).collect()
+    }
+
+    fn read(&self, app: &App, value: &HeaderValue) -> Result<Seq, Problem> {
+        let refuse = || Problem::unreadable("the Last-Event-ID is not one of ours; use the `id` of the last event as it is");
+        let text = value.to_str().map_err(|_| refuse())?;
+        let scope = Scope { list: LIST, tenant: self.tenant.as_ref(), filter: &self.filters() };
+        app.cursors.open(scope, text).ok().and_then(|position| position.parse().ok()).ok_or_else(refuse)
+    }
+
+    fn write(&self, app: &App, position: Seq) -> String {
+        let scope = Scope { list: LIST, tenant: self.tenant.as_ref(), filter: &self.filters() };
+        app.cursors.seal(scope, &position.to_string())
+    }
 }
 
 /// How a delivery stands, as far as a watcher cares.
@@ -96,6 +126,7 @@ struct Watch {
     headers: http::HeaderMap,
     tenant: Option<TenantId>,
     endpoint: Option<EndpointId>,
+    written: Position,
     /// No row up to this one will appear any more.
     settled: Seq,
     /// Rows after that one which are known.
@@ -130,12 +161,13 @@ enum Told {
 }
 
 impl Watch {
-    fn new(app: App, headers: http::HeaderMap, tenant: Option<TenantId>, endpoint: Option<EndpointId>) -> Watch {
+    fn new(app: App, headers: http::HeaderMap, tenant: Option<TenantId>, endpoint: Option<EndpointId>, written: Position) -> Watch {
         Watch {
             app,
             headers,
             tenant,
             endpoint,
+            written,
             settled: 0,
             known: BTreeSet::new(),
             marks: VecDeque::new(),
@@ -178,7 +210,7 @@ impl Watch {
                 if place + 1 == news.len() {
                     position = self.position();
                 }
-                if !send(&outbox, event(told, position)).await {
+                if !send(&outbox, event(told, &self.written.write(&self.app, position))).await {
                     return;
                 }
                 last_sent = Instant::now();
@@ -279,7 +311,7 @@ impl Watch {
     }
 }
 
-fn event(told: &Told, position: Seq) -> Bytes {
+fn event(told: &Told, id: &str) -> Bytes {
     let (name, data): (&str, Value) = match told {
         Told::Delivery(view) => ("delivery", serde_json::to_value(view).expect("texts and numbers")),
         Told::Missed { deliveries, is_at_least } => {
@@ -290,7 +322,6 @@ fn event(told: &Told, position: Seq) -> Bytes {
             ("lagging", json!({"followed_max": FOLLOWED_MAX, "detail": detail, "see": "/v1/deliveries"}))
         }
     };
-    let id = cursor::write(LIST, &position.to_string());
     Bytes::from(format!("event: {name}\nid: {id}\ndata: {data}\n\n"))
 }
 

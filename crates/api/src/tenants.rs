@@ -14,7 +14,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::App;
-use crate::call::{Call, List, TRIES_MAX, answer, no_content, tagged, version_of, with_change};
+use crate::call::{Call, Rows, TRIES_MAX, answer, no_content, tagged, version_of, with_change};
 use crate::endpoints::{changed_all_the_time, refused};
 use crate::given::{Given, check_read_only};
 use crate::policies::{DefaultsBody, DefaultsView, RateLimitBody};
@@ -120,7 +120,7 @@ fn extra(stored: &StoredTenant) -> Extra {
 
 pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
     let limit = call.query.limit()?;
-    let after = call.query.cursor(LIST, |position| TenantId::parse(position).ok())?;
+    let after = call.cursor(LIST, |position| TenantId::parse(position).ok())?;
     let rows = match &call.caller.tenant {
         None => call.app.store.tenants(after, limit + 1).await?,
         Some(own) => call
@@ -132,7 +132,7 @@ pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
             .filter(|_| after.as_ref().is_none_or(|after| after < own))
             .collect(),
     };
-    Ok(call.list(List::cut(rows, limit, LIST, |row: &StoredTenant| row.tenant.id.to_string(), |row| view(&call.app, row))))
+    Ok(call.list(LIST, Rows::cut(rows, limit, |row: &StoredTenant| row.tenant.id.to_string(), |row| view(&call.app, row))))
 }
 
 pub(crate) async fn read(call: Call) -> Result<Response, Problem> {

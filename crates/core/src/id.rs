@@ -78,6 +78,9 @@ id_type!(
     /// One request to send again what was sent or missed before.
     ReplayId, "rpl_");
 id_type!(
+    /// One person's time in the dashboard or in the portal.
+    SessionId, "ses_");
+id_type!(
     /// One credential. The id may be shown; the key itself only once.
     KeyId, "key_");
 

@@ -67,7 +67,7 @@ async fn partition_of_replay(store: &dyn Store, replay: &ReplayRow) -> Result<Pa
         return Ok(of_tenant(tenant));
     }
     match replay.filter.endpoint {
-        Some(endpoint) => Ok(store.endpoint(endpoint).await?.map_or(0, |stored| stored.partition)),
+        Some(endpoint) => Ok(store.endpoint(None, endpoint).await?.map_or(0, |stored| stored.partition)),
         None => Ok(0),
     }
 }

@@ -168,7 +168,7 @@ impl Teller {
 
     /// Says something about an endpoint that is still there.
     async fn about<T>(&self, endpoint: EndpointId, say: impl FnOnce(&posthaste_store::StoredEndpoint) -> Option<T>) -> Option<T> {
-        match self.store.endpoint(endpoint).await {
+        match self.store.endpoint(None, endpoint).await {
             Ok(Some(stored)) if stored.deleted_at.is_none() => say(&stored),
             Ok(Some(_) | None) => None,
             Err(error) => {

@@ -115,7 +115,16 @@ async fn keep_endpoint(store: &dyn Store, operators: &TenantId, tenant: &TenantI
             let endpoint = new_endpoint(store, operators, tenant, uid, url);
             let (id, secret) = (endpoint.id, Secret::from_random(rand::random()));
             let secrets = vec![StoredSecret { secret: SecretText(secret.reveal().to_owned()), until: None }];
-            (Change::CreateEndpoint(Box::new(NewEndpoint { endpoint, secrets, per_tenant_max: u32::MAX })), "endpoint.create", id)
+            (
+                Change::CreateEndpoint(Box::new(NewEndpoint {
+                    endpoint,
+                    secrets,
+                    per_tenant_max: u32::MAX,
+                    tenant_created_at: None,
+                })),
+                "endpoint.create",
+                id,
+            )
         }
     };
     let audit = Audit {

@@ -60,7 +60,7 @@ impl Search {
         for (seq, at, reason, subject) in found.into_iter().rev() {
             let Ok(id) = EndpointId::parse(&subject) else { continue };
             // Deleted ones too: somebody may wonder where they went.
-            if let Some(stored) = store.endpoint(id).await? {
+            if let Some(stored) = store.endpoint(None, id).await? {
                 messages.push((seq, Message::disabled(at, &stored.endpoint, seq, reason)));
             }
         }

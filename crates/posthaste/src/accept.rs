@@ -19,6 +19,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tower_service::Service;
 
+use crate::tls::{CallerStream, Tls};
+
 /// The head of a request, with every header that we could want.
 const HEAD_BYTES_MAX: usize = 64 * 1024;
 /// How long an end waits for requests that have begun. A commit takes at most ten seconds.
@@ -33,7 +35,13 @@ pub(crate) struct Limits {
 }
 
 /// Serves until `stop`, then finishes what has begun.
-pub(crate) async fn serve(listener: TcpListener, router: Router, limits: Limits, stop: impl Future<Output = ()>) {
+pub(crate) async fn serve(
+    listener: TcpListener,
+    tls: Option<Arc<Tls>>,
+    router: Router,
+    limits: Limits,
+    stop: impl Future<Output = ()>,
+) {
     let mut stop = std::pin::pin!(stop);
     let places = Arc::new(Semaphore::new(limits.connections_max));
     let open = GracefulShutdown::new();
@@ -52,7 +60,8 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, limits: Limits,
                     turned_away.turn_away(&stream);
                     continue;
                 };
-                let connection = http.serve_connection(TokioIo::new(prepared(stream)), service(router.clone(), peer));
+                let connection =
+                    http.serve_connection(TokioIo::new(prepared(stream, tls.as_deref())), service(router.clone(), peer));
                 let connection = open.watch(connection);
                 tokio::spawn(async move {
                     // A caller that went away or was too slow is none of our trouble.
@@ -105,9 +114,12 @@ impl TurnedAway {
 }
 
 /// Answers are small and somebody waits for each.
-fn prepared(stream: TcpStream) -> TcpStream {
+fn prepared(stream: TcpStream, tls: Option<&Tls>) -> CallerStream {
     let _ = stream.set_nodelay(true);
-    stream
+    match tls {
+        Some(tls) => tls.accept(stream),
+        None => CallerStream::Plain(stream),
+    }
 }
 
 fn service(

@@ -104,7 +104,11 @@ pub(crate) fn existing_master_key(data_dir: &Path) -> anyhow::Result<Option<Mast
     MasterKey::from_base64(&text).map(Some).map_err(|error| anyhow!("{} is not usable: {error}", path.display()))
 }
 
+/// Whose bits of a file's mode say that somebody else can read or change it.
+const OTHERS: u32 = 0o077;
+
 fn read(path: &Path) -> anyhow::Result<Option<String>> {
+    refuse_if_loose(path, OTHERS)?;
     match std::fs::read_to_string(path) {
         Ok(text) => Ok(Some(text.trim().to_owned())),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
@@ -118,12 +122,31 @@ fn write(path: &Path, key: &str) -> std::io::Result<()> {
     file.sync_all()
 }
 
+/// A key that others can read is not a secret. Whoever put it there is told how to mend that.
+pub(crate) fn refuse_if_loose(path: &Path, others: u32) -> anyhow::Result<()> {
+    let Ok(metadata) = std::fs::metadata(path) else { return Ok(()) };
+    let mode = metadata.mode() & 0o777;
+    if mode & others != 0 {
+        bail!("{} can be read or changed by others (mode {mode:04o}); mend that with: chmod 600 {}", path.display(), quoted(path));
+    }
+    Ok(())
+}
+
+/// As a shell takes it.
+fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_plain = |character: char| character.is_ascii_alphanumeric() || "/._-".contains(character);
+    if text.chars().all(is_plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
+}
+
 fn owner(path: &Path) -> Option<u32> {
     std::fs::metadata(path).ok().map(|metadata| metadata.uid())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
     use crate::scratch::Scratch;
 
@@ -145,6 +168,22 @@ mod tests {
             names.push(entry.file_name());
         }
         assert_eq!(names.len(), 2, "nothing is left beside them: {names:?}");
+    }
+
+    #[test]
+    fn a_key_file_that_others_can_read_is_refused_with_the_command_that_mends_it() {
+        let scratch = Scratch::new().unwrap();
+        let directory = DataDirectory::open(&scratch.path().join("it's here")).unwrap();
+        directory.admin_key().unwrap();
+        let path = directory.path().join(ADMIN_KEY);
+        for mode in [0o640, 0o604, 0o660, 0o644] {
+            std::fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
+            let error = directory.admin_key().unwrap_err().to_string();
+            assert!(error.contains(&format!("mode {mode:04o}")), "{error}");
+            let command = error.split_once("mend that with: ").unwrap().1;
+            assert!(std::process::Command::new("sh").args(["-c", command]).status().unwrap().success());
+            assert!(!directory.admin_key().unwrap().is_new);
+        }
     }
 
     #[test]

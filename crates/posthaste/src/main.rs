@@ -12,6 +12,7 @@ mod outbox;
 mod scratch;
 mod serve;
 mod settings;
+mod tls;
 mod unreachable;
 
 use std::process::ExitCode;
@@ -70,6 +71,8 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    // Whatever we write, also in a directory that others can read, is for us alone.
+    rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o077));
     match Arguments::parse().command {
         Command::Serve(flags) => serve(&flags),
         Command::Demo(demo) => {

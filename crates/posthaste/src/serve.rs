@@ -3,7 +3,7 @@
 //! The shapes that other crates show to the binary are used here and nowhere else.
 
 use std::fmt::Display;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, IsTerminal};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,15 +14,17 @@ use axum::Router;
 use axum::extract::Request;
 use axum::response::IntoResponse;
 use http::{StatusCode, Uri};
-use posthaste_api::PortalKey;
+use posthaste_api::SealingKey;
 use posthaste_core::bucket::RateLimit;
+use posthaste_core::id::{KeyId, TenantId};
 use posthaste_core::scheduler::Limits;
 use posthaste_metrics::{Kind, Metrics, Page};
 use posthaste_notify::mail::Mailer;
 use posthaste_notify::mail_server::MailServer;
 use posthaste_sender::{Client, Options as SenderOptions, Policy, Proxy};
 use posthaste_store::{
-    ClockStatus, Commits, Housekeeping, Keyring, MasterKey, Options as StoreOptions, Postgres, SecretText, Sqlite, Store,
+    ClockStatus, Commits, EventQuery, Housekeeping, Key, Keyring, MasterKey, Options as StoreOptions, Postgres, SecretText, Sqlite,
+    Store,
 };
 use posthaste_traces::{Exporter, Traces};
 use tokio::net::TcpListener;
@@ -35,6 +37,7 @@ use crate::descriptors;
 use crate::keys::{ADMIN_KEY, DataDirectory};
 use crate::log::{Logs, without_control_characters};
 use crate::settings::{Mistakes, Role, Settings};
+use crate::tls::Tls;
 use crate::unreachable;
 
 /// A signal that goes to a group of processes often comes twice: from whoever sent it, and passed on by a parent.
@@ -54,12 +57,23 @@ pub(crate) async fn run(
         signal = stop.asked() => bail!("stopped by {signal} before it was ready"),
     };
     if let Some(key) = &server.new_admin_key {
-        // To whoever has started it, this once, and not into the logs.
-        println!("The admin key is {}\nIt is kept in {}.", key.0, settings.data_dir.join(ADMIN_KEY).display());
+        let path = settings.data_dir.join(ADMIN_KEY);
+        // To the person who has started it, this once. What is not a terminal is likely kept as a log.
+        if std::io::stdout().is_terminal() {
+            println!("The admin key is {}\nIt is kept in {}.", key.0, path.display());
+        } else {
+            logs.say(&format!("posthaste: the admin key was made and is in {}", path.display()));
+        }
     }
     let version = env!("CARGO_PKG_VERSION");
     if let Some(address) = server.metrics_address {
         logs.say(&format!("posthaste: metrics for anybody are at http://{address}/metrics"));
+    }
+    if settings.is_open_to_listeners(server.address) {
+        logs.say(
+            "posthaste: warning: the API is served without TLS beyond this machine, so that keys and payloads can be read on the \
+             network; set --tls-cert and --tls-key, or put a proxy with TLS in front and set --public-url https://…",
+        );
     }
     logs.say(&format!("posthaste {version} is ready at {}; {}", settings.public_url(server.address), server.storing));
     loop {
@@ -68,7 +82,10 @@ pub(crate) async fn run(
                 logs.say(&format!("posthaste: {signal}: finishing what is in flight; once more to stop at once"));
                 break;
             }
-            _ = hangup.recv() => reread_log_levels(logs, &read_again),
+            _ = hangup.recv() => {
+                reread_log_levels(logs, &read_again);
+                reread_certificate(logs, server.tls.as_deref());
+            }
             () = server.failed() => bail!("a part of the server has ended by itself; see the log"),
         }
     }
@@ -98,6 +115,15 @@ fn reread_log_levels(logs: &Logs, read_again: &impl Fn() -> Result<Settings, Mis
     }
 }
 
+/// Certificates are renewed while a server runs.
+fn reread_certificate(logs: &Logs, tls: Option<&Tls>) {
+    let Some(tls) = tls else { return };
+    match tls.reload() {
+        Ok(()) => logs.say("posthaste: SIGHUP: the certificate was read again"),
+        Err(error) => logs.say(&format!("posthaste: SIGHUP: the certificate stays as it was: {error:#}")),
+    }
+}
+
 /// A server that runs.
 #[derive(Debug)]
 pub(crate) struct Server {
@@ -108,6 +134,7 @@ pub(crate) struct Server {
     new_admin_key: Option<SecretText>,
     /// Where, in words.
     storing: String,
+    tls: Option<Arc<Tls>>,
     store: Arc<dyn Store>,
     tasks: Vec<JoinHandle<()>>,
     stop: watch::Sender<bool>,
@@ -125,8 +152,16 @@ impl Server {
             let kept = directory.admin_key()?;
             (kept.key.clone(), kept.is_new.then_some(kept.key))
         };
+        let tls = match (&settings.tls_cert, &settings.tls_key) {
+            (Some(certificate), Some(key)) => Some(Arc::new(Tls::load(certificate.clone(), key.clone())?)),
+            (Some(_), None) | (None, Some(_) | None) => None,
+        };
         let client = settings.has_role(Role::Deliver).then(|| client(settings)).transpose()?;
         let (store, storing, master_key, commits) = open_store(settings, &directory).await?;
+        if let Err(error) = check_reserved_tenant(store.as_ref(), &settings.notifications_tenant).await {
+            let _ = store.close().await;
+            return Err(error);
+        }
         let listening = async {
             let metrics_listener = match settings.metrics_listen {
                 Some(address) => Some(listen(address, "--metrics-listen").await?),
@@ -212,10 +247,10 @@ impl Server {
         if let (Some(listener), Some(metrics)) = (metrics_listener, metrics) {
             let limits = accept::Limits { connections_max: METRICS_CONNECTIONS_MAX, ..limits };
             let router = metrics_router(metrics);
-            tasks.push(tokio::spawn(accept::serve(listener, router, limits, told(stopped.clone()))));
+            tasks.push(tokio::spawn(accept::serve(listener, None, router, limits, told(stopped.clone()))));
         }
-        tasks.push(tokio::spawn(accept::serve(listener, router, limits, told(stopped))));
-        Ok(Server { address, metrics_address, admin_key, new_admin_key, storing, store, tasks, stop, exporter })
+        tasks.push(tokio::spawn(accept::serve(listener, tls.clone(), router, limits, told(stopped))));
+        Ok(Server { address, metrics_address, admin_key, new_admin_key, storing, tls, store, tasks, stop, exporter })
     }
 
     /// Comes back only if a part of it has ended although nobody has asked for it.
@@ -248,6 +283,50 @@ impl Server {
         }
         closed.map_err(plainly)?;
         if has_panicked { Err(anyhow!("a part of the server did not end well; see the log")) } else { Ok(()) }
+    }
+}
+
+/// Events of the tenant of notifications that are looked at, the newest.
+const RESERVED_EVENTS_LOOKED_AT: usize = 250;
+
+/// Notifications about all tenants go into one tenant. If somebody else uses a tenant of that name, that one would get them.
+async fn check_reserved_tenant(store: &dyn Store, tenant: &TenantId) -> anyhow::Result<()> {
+    if store.tenant(tenant.clone()).await.map_err(plainly)?.is_none() {
+        return Ok(());
+    }
+    let query = EventQuery { tenant: Some(tenant.clone()), limit: RESERVED_EVENTS_LOOKED_AT, ..EventQuery::default() };
+    let events = store.events(query).await.map_err(plainly)?.rows;
+    let foreign = events.iter().find(|event| !posthaste_store::is_reserved_type(event.event_type.as_str()));
+    let used_by = match (live_key_of(store, tenant).await?, foreign) {
+        (Some(key), _) => format!("the API key {key} is bound to it"),
+        (None, Some(event)) => {
+            format!("it has events that are no notifications, such as {} of type {}", event.id, event.event_type)
+        }
+        (None, None) => return Ok(()),
+    };
+    bail!(
+        "the tenant `{tenant}` is reserved for notifications about all tenants, and somebody uses it: {used_by}; give notifications \
+         another tenant with --notifications-tenant (a name that no one uses), or delete this one with the version that ran before \
+         (`posthaste tenants delete {tenant}`)"
+    )
+}
+
+/// A key that is bound to a tenant and can still be used.
+async fn live_key_of(store: &dyn Store, tenant: &TenantId) -> anyhow::Result<Option<KeyId>> {
+    const KEYS_PER_LOOK: usize = 1_000;
+    let (now, mut before) = (store.now(), None);
+    loop {
+        let keys = store.keys(before, KEYS_PER_LOOK).await.map_err(plainly)?;
+        let is_live = |key: &&Key| {
+            key.tenant.as_ref() == Some(tenant) && key.revoked_at.is_none() && key.expires_at.is_none_or(|at| now < at)
+        };
+        if let Some(key) = keys.iter().find(is_live) {
+            return Ok(Some(key.id));
+        }
+        before = keys.last().map(|key| key.id);
+        if keys.len() < KEYS_PER_LOOK {
+            return Ok(None);
+        }
     }
 }
 
@@ -299,6 +378,7 @@ fn api_options(settings: &Settings, address: SocketAddr, master_key: &MasterKey)
         timeout_rules: settings.timeout_rules().expect("checked when they were read"),
         destinations: egress_policy(settings),
         strict_tenants: settings.strict_tenants,
+        reserved_tenant: Some(settings.notifications_tenant.clone()),
         body_bytes_max: settings.payload_bytes_max,
         batch_bytes_max: settings.batch_bytes_max,
         batch_events_max: settings.batch_events_max,
@@ -307,7 +387,7 @@ fn api_options(settings: &Settings, address: SocketAddr, master_key: &MasterKey)
         types_per_endpoint_max: settings.types_per_endpoint_max,
         calls,
         replays_per_minute_max: settings.replays_per_minute,
-        portal_key: PortalKey(master_key.derive("portal tokens")),
+        sealing_key: SealingKey(master_key.derive("sealed by the API")),
         ..posthaste_api::Options::default()
     }
 }
@@ -363,6 +443,7 @@ fn relay_options(settings: &Settings) -> anyhow::Result<Option<posthaste_relay::
     Ok(Some(posthaste_relay::Options {
         is_certain,
         strict_tenants: settings.strict_tenants,
+        reserved_tenant: Some(settings.notifications_tenant.clone()),
         payload_bytes_max: settings.payload_bytes_max,
         ..posthaste_relay::Options::new(&url.0)
     }))

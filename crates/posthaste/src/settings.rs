@@ -59,6 +59,8 @@ macro_rules! settings {
 settings! {
     "The server" {
         listen: SocketAddr = address(), "127.0.0.1:8080", "Where the API is served";
+        tls_cert: Option<PathBuf> = optional(path()), "", "The certificate that the API is served with over TLS, with those that vouch for it (PEM); with the next; read again on SIGHUP";
+        tls_key: Option<PathBuf> = optional(path()), "", "The key of that certificate (PEM)";
         metrics: bool = boolean(), "true", "Count what happens, show it at `/metrics`, and notice when deliveries stall";
         metrics_listen: Option<SocketAddr> = optional(address()), "", "Where metrics are served to anybody, beside `/metrics` of the API";
         metrics_endpoints_max: usize = number(0, 10_000), "100", "Endpoints with metrics of their own, the busiest; the rest are counted together";
@@ -350,6 +352,9 @@ impl Settings {
                  random bytes (`head -c 32 /dev/urandom | base64`), and keep it",
             ));
         }
+        if self.tls_cert.is_some() != self.tls_key.is_some() {
+            wrong.push(Together::of(&["tls_cert", "tls_key"])("TLS needs both a certificate and its key"));
+        }
         if self.metrics_listen.is_some() && !self.metrics {
             wrong.push(Together::of(&["metrics_listen", "metrics"])("there is nothing to serve where nothing is counted"));
         }
@@ -374,8 +379,19 @@ impl Settings {
             let ip = listening.ip();
             // Nobody can call "every address".
             let shown = if ip.is_unspecified() { format!("localhost:{}", listening.port()) } else { listening.to_string() };
-            format!("http://{shown}")
+            format!("{}://{shown}", self.scheme())
         })
+    }
+
+    /// Of the API, without a proxy.
+    fn scheme(&self) -> &'static str {
+        if self.tls_cert.is_some() { "https" } else { "http" }
+    }
+
+    /// Whether keys and payloads would cross a network that others can read.
+    pub(crate) fn is_open_to_listeners(&self, listening: SocketAddr) -> bool {
+        let is_https = self.public_url.as_ref().is_some_and(|url| url.starts_with("https://"));
+        !listening.ip().to_canonical().is_loopback() && self.tls_cert.is_none() && !is_https
     }
 }
 
@@ -407,13 +423,12 @@ pub(crate) fn of_client(flags: &Flags) -> ClientSettings {
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
         ip @ (IpAddr::V4(_) | IpAddr::V6(_)) => ip,
     };
-    ClientSettings {
-        url,
-        api_key,
-        local_url: format!("http://{}", SocketAddr::new(host, listen.port())),
-        data_dir: settings.data_dir,
-        admin_key: settings.admin_key.map(|key| key.0),
-    }
+    let local_url = match (&settings.tls_cert, &settings.public_url) {
+        // Its certificate is for the name that people use.
+        (Some(_), Some(public_url)) => public_url.clone(),
+        (Some(_) | None, _) => format!("{}://{}", settings.scheme(), SocketAddr::new(host, listen.port())),
+    };
+    ClientSettings { url, api_key, local_url, data_dir: settings.data_dir, admin_key: settings.admin_key.map(|key| key.0) }
 }
 
 /// What was understood, as a file that would say the same. Secrets are not shown.
@@ -486,6 +501,11 @@ impl Setting {
 
     fn variable(&self) -> String {
         format!("POSTHASTE_{}", self.name.to_ascii_uppercase())
+    }
+
+    /// The variable that names a file with the value, of a secret.
+    fn file_variable(&self) -> Option<String> {
+        (self.kind == Kind::Secret).then(|| format!("{}_FILE", self.variable()))
     }
 }
 
@@ -713,7 +733,8 @@ Every setting can be given as a flag, as a variable of the environment, or in a 
 file, the file over the default. An empty variable is one that is not set. The file is `posthaste.toml` in the directory where the server is
 started, or what `--config` or `POSTHASTE_CONFIG` names; `payload_bytes_max` there is `--payload-bytes-max` as a flag and
 `POSTHASTE_PAYLOAD_BYTES_MAX` in the environment. A table is a way to write the beginning of names once: `max_attempts` in `[retry]` is
-`retry_max_attempts`. Lists are separated by commas; in the file they are lists.
+`retry_max_attempts`. Lists are separated by commas; in the file they are lists. Each secret can also be given as a file
+([running.md](running.md#secrets-and-files)): `--admin-key-file`, `POSTHASTE_ADMIN_KEY_FILE`.
 
 `posthaste serve --print-config` shows what was understood and where it came from, without secrets, as a file that would say the same. A
 name that does not exist, a value that cannot be, and settings that contradict each other are all told at once, each with its place, before

@@ -345,7 +345,7 @@ const CONTRACT: [&str; 16] = [
 /// One request over a connection of its own.
 fn ask(server: SocketAddr, path: &str, headers: &str) -> String {
     let mut stream = TcpStream::connect(server).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\n{headers}connection: close\r\n\r\n").unwrap();
+    write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\n{headers}connection: close\r\n\r\n").unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     answer

@@ -16,7 +16,9 @@ use posthaste_core::id::{EventId, TenantId};
 use posthaste_core::text::{IdempotencyKey, OrderingKey};
 use posthaste_metrics::Metrics;
 use posthaste_store::catalogue::Catalogue;
-use posthaste_store::{DEFAULT_TENANT, Draft, Error, NewEvent, Published, Refused, SecretText, Store, check_tenant};
+use posthaste_store::{
+    DEFAULT_TENANT, Draft, Error, NewEvent, Published, Refused, SecretText, Store, check_not_reserved, check_tenant,
+};
 use posthaste_traces::{Publish, PublishedAs, Traces};
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
@@ -54,6 +56,8 @@ pub struct Options {
     /// How often it is looked without having been woken.
     pub poll: Duration,
     pub strict_tenants: bool,
+    /// The tenant of notifications, for which no one else publishes.
+    pub reserved_tenant: Option<TenantId>,
     pub payload_bytes_max: usize,
     /// Who counts, if anybody does.
     pub metrics: Option<Metrics>,
@@ -68,6 +72,7 @@ impl Options {
             is_certain: true,
             poll: Duration::from_millis(500),
             strict_tenants: false,
+            reserved_tenant: None,
             payload_bytes_max: 1024 * 1024,
             metrics: None,
             traces: None,
@@ -410,7 +415,10 @@ impl Relay {
         };
         let checked = match tenants.get(&tenant) {
             Some(checked) => checked.clone(),
-            None => check_tenant(self.store.as_ref(), self.options.strict_tenants, &tenant).await?,
+            None => match check_not_reserved(&tenant, self.options.reserved_tenant.as_ref()) {
+                Ok(()) => check_tenant(self.store.as_ref(), self.options.strict_tenants, &tenant).await?,
+                refused @ Err(_) => refused,
+            },
         };
         tenants.insert(tenant.clone(), checked.clone());
         let idempotency_key = row.idempotency_key.as_deref().map(IdempotencyKey::parse).transpose();

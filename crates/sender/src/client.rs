@@ -17,7 +17,7 @@ use posthaste_core::retry_after;
 use posthaste_core::time::Timestamp;
 use tokio::time::Instant;
 
-use crate::connection::{MaySend, SendError};
+use crate::connection::{Facts, MaySend, SendError};
 use crate::connector::{Connector, Failure, within};
 use crate::options::{Options, OptionsError};
 use crate::pool::{ConnectionCounts, Lease, Pool, Visit};
@@ -166,7 +166,12 @@ impl Client {
         let visit = &*visit;
         loop {
             let (mut lease, is_new) = match visit.take() {
-                Some(lease) => (lease, false),
+                Some(mut lease) => match self.judge_again(visit, lease.connection().facts(), deadline, timings).await {
+                    Ok(true) => (lease, false),
+                    // The name leads elsewhere now: this one is closed, and the next look is for another.
+                    Ok(false) => continue,
+                    Err(failure) => return Some(Err(failure)),
+                },
                 None => match self.dial(visit, &to.destination, deadline, timings).await {
                     Ok(lease) => (lease, true),
                     Err(failure) => return Some(Err(failure)),
@@ -196,6 +201,14 @@ impl Client {
                 }
             }
         }
+    }
+
+    /// Whether a connection that is there already may be used: its name is asked for again from time to time.
+    async fn judge_again(&self, visit: &Visit, facts: &Facts, deadline: Instant, timings: &mut Timings) -> Result<bool, Failure> {
+        if !visit.is_due_to_be_judged(facts) {
+            return Ok(true);
+        }
+        self.connector.judge_again(&self.pool.policy(), facts, deadline, timings).await
     }
 
     async fn dial<'a>(

@@ -76,6 +76,8 @@ pub(crate) struct Facts {
     /// The address that was judged.
     pub(crate) address: IpAddr,
     pub(crate) made_at: Instant,
+    /// When its address was last found to be one that its name leads to and that deliveries may go to.
+    pub(crate) judged_at: Mutex<Instant>,
     pub(crate) meter: Arc<Meter>,
     multiplexer: Option<Multiplexer>,
     tasks: Tasks,
@@ -161,7 +163,8 @@ impl Connection {
             (Wire::Http1 { send, driver: Driver(Some(Box::new(connection))) }, None)
         };
         let made_at = Instant::now();
-        let facts = Arc::new(Facts { destination, address, made_at, meter, multiplexer, tasks });
+        let judged_at = Mutex::new(made_at);
+        let facts = Arc::new(Facts { destination, address, made_at, judged_at, meter, multiplexer, tasks });
         Ok(Connection { wire, facts })
     }
 

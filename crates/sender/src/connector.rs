@@ -16,13 +16,16 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsConnector;
 
-use crate::connection::{Connection, Stream};
+use crate::connection::{Connection, Facts, Stream};
 use crate::names::{self, Names};
 use crate::options::{Options, OptionsError, Proxy};
 use crate::{proxy, tls};
 
 /// How long one address is tried alone before the next is tried beside it: a broken network of one kind must not cost the attempt.
 const HEAD_START: Duration = Duration::from_millis(250);
+
+/// How long an answer takes about a name that is blocked: longer than most name servers need to say that there is no such name.
+const BLOCKED_NAME_TIME: Duration = Duration::from_secs(1);
 
 pub(crate) struct Connector {
     names: Names,
@@ -100,6 +103,23 @@ impl Connector {
         }
     }
 
+    /// Whether its name still leads to the address of this connection, and all that it leads to is permitted; with the time of that.
+    /// `Err` where the name leads to nowhere, or to what is not permitted.
+    pub(crate) async fn judge_again(
+        &self,
+        policy: &Policy,
+        facts: &Facts,
+        deadline: Instant,
+        timings: &mut Timings,
+    ) -> Result<bool, Failure> {
+        let addresses = self.judged_addresses(policy, &facts.destination, deadline, timings).await?;
+        let is_there = addresses.contains(&facts.address);
+        if is_there {
+            *facts.judged_at.lock() = std::time::Instant::now();
+        }
+        Ok(is_there)
+    }
+
     /// Every address that the destination has, all of them permitted.
     async fn judged_addresses(
         &self,
@@ -121,8 +141,20 @@ impl Connector {
             allowed.retain(|address| policy.judge(destination, *address).is_ok());
             return if allowed.is_empty() { Err(blocked(None)) } else { Ok(allowed) };
         }
+        let broken_rule = policy.broken_name_rule(destination);
+        if let (Some(rule), true) = (broken_rule, policy.allowed_networks.is_empty()) {
+            return Err(blocked(Some(&rule.into())));
+        }
         let resolving = Instant::now();
         let resolved = within(deadline, self.names.resolve(name)).await;
+        if let Some(rule) = broken_rule {
+            let is_inside = |addresses: &Vec<IpAddr>| addresses.iter().all(|address| policy.judge(destination, *address).is_ok());
+            if !resolved.as_ref().is_some_and(|resolved| resolved.as_ref().is_ok_and(is_inside)) {
+                // Whether such a name exists is the operator's business: neither the words nor the time may tell.
+                tokio::time::sleep_until((resolving + BLOCKED_NAME_TIME).min(deadline)).await;
+                return Err(blocked(Some(&rule.into())));
+            }
+        }
         timings.dns = Some(resolving.elapsed());
         let addresses = match resolved {
             Some(Ok(addresses)) => addresses,

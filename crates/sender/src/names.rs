@@ -19,7 +19,7 @@ const ADDRESSES_MAX: usize = 32;
 /// One server that is silent leaves time to ask again, or another one.
 const QUESTION_TIME_MAX: Duration = Duration::from_secs(2);
 /// However long an answer claims to be good: a receiver that moves is found again after this long.
-const REMEMBERED_MAX: Duration = Duration::from_mins(1);
+pub(crate) const REMEMBERED_MAX: Duration = Duration::from_mins(1);
 const SYSTEM_SETTINGS: &str = "/etc/resolv.conf";
 const FAILURE_REMEMBERED_MAX: Duration = Duration::from_secs(5);
 

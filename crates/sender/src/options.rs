@@ -8,6 +8,8 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use posthaste_core::destination::Policy;
 
+use crate::names::REMEMBERED_MAX;
+
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Where requests may go. It can be changed later, with [`crate::Client::set_policy`].
@@ -27,8 +29,10 @@ pub struct Options {
     pub idle_connections_max: usize,
     /// How long an unused connection is kept. Shorter than what most servers allow, or we would often meet a closed door.
     pub idle_max: Duration,
-    /// How old a connection may get: a name that has moved is followed at the latest then.
+    /// How old a connection may get.
     pub age_max: Duration,
+    /// How long a connection is used before its name is resolved and judged again. As long as names are remembered.
+    pub judged_max: Duration,
 }
 
 impl Default for Options {
@@ -44,6 +48,7 @@ impl Default for Options {
             idle_connections_max: 1024,
             idle_max: Duration::from_secs(50),
             age_max: Duration::from_mins(10),
+            judged_max: REMEMBERED_MAX,
         }
     }
 }

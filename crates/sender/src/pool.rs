@@ -21,6 +21,7 @@ pub(crate) struct Pool {
     idle_connections_max: usize,
     idle_max: Duration,
     age_max: Duration,
+    judged_max: Duration,
     kept: Mutex<Kept>,
     /// Connections in use by one request alone.
     in_use: AtomicUsize,
@@ -86,6 +87,7 @@ impl Pool {
             idle_connections_max: options.idle_connections_max,
             idle_max: options.idle_max,
             age_max: options.age_max,
+            judged_max: options.judged_max,
             kept: Mutex::new(Kept::default()),
             in_use: AtomicUsize::new(0),
             dialled: AtomicU64::new(0),
@@ -228,6 +230,12 @@ impl Visit {
             Ok(slot) => Some(slot),
             Err(_) => Some(Arc::clone(&self.slots).acquire_owned().await.expect("slots are never closed")),
         };
+    }
+
+    /// Whether the name of a connection has to be resolved again before it is used. An address that stands in the URL is judged
+    /// each time by itself.
+    pub(crate) fn is_due_to_be_judged(&self, facts: &Facts) -> bool {
+        matches!(facts.destination.host(), Host::Name(_)) && facts.judged_at.lock().elapsed() >= self.pool.judged_max
     }
 
     /// A connection that is there already. The one used last comes first: the others may then grow old.

@@ -4,6 +4,7 @@
 //! should know a password. A redactor cannot know every secret; it takes out what is named like one, what looks like one of
 //! ours, and what we ourselves sent as a header of the endpoint's own. In doubt it takes out too much.
 
+use std::collections::HashSet;
 use std::ops::Range;
 
 use http::HeaderMap;
@@ -31,10 +32,16 @@ const WHOLE_LINE_NAMES: [&str; 2] = ["authorization", "cookie"];
 const OUR_PREFIXES: [&str; 3] = ["whsec_", "whsk_", "phk_"];
 /// How far back a name is looked for.
 const NAME_BYTES_MAX: usize = 64;
-/// Shorter values of the endpoint's own headers are words, not secrets.
-const OWN_SECRET_BYTES_MIN: usize = 6;
+/// Shorter values of the endpoint's own headers say nothing.
+const OWN_SECRET_BYTES_MIN: usize = 3;
+/// So many characters of such a value in a row are taken out, wherever the rest of it is. Shorter values are taken out as words.
+const OWN_PIECE_BYTES: usize = 6;
+/// Text that was escaped, put into other text and escaped again.
+const ESCAPED_TIMES_MAX: usize = 3;
+/// What stands before a credential and is none itself.
+const SCHEMES: [&str; 6] = ["basic", "bearer", "digest", "negotiate", "token", "apikey"];
 
-/// What we sent that a receiver may echo: the values of the endpoint's own headers.
+/// What we sent that a receiver may echo: the values of the endpoint's own headers, cut at spaces.
 #[derive(Default)]
 pub(crate) struct OwnSecrets(Vec<String>);
 
@@ -46,20 +53,148 @@ impl OwnSecrets {
             .filter(|value| value.is_sensitive())
             .filter_map(|value| value.to_str().ok())
             // `Basic dXNlcjpwYXNz` may come back as its second half alone.
-            .flat_map(|value| std::iter::once(value).chain(value.split(' ').skip(1)))
+            .flat_map(|value| value.split(' '))
             .filter(|value| value.len() >= OWN_SECRET_BYTES_MIN)
+            .filter(|value| !SCHEMES.iter().any(|scheme| value.eq_ignore_ascii_case(scheme)))
             .map(str::to_owned)
             .collect();
-        values.sort_by_key(|value| std::cmp::Reverse(value.len()));
+        values.sort_unstable();
+        values.dedup();
         OwnSecrets(values)
+    }
+
+    /// Where they are, whole or in pieces, as they are or escaped for JSON, a URL or HTML.
+    fn spans(&self, text: &str) -> Vec<Range<usize>> {
+        if self.0.is_empty() {
+            return vec![];
+        }
+        let plain = Unescaped::of(text);
+        let values: Vec<Vec<u8>> = self.0.iter().map(|value| Unescaped::of(value).bytes).collect();
+        let pieces: HashSet<&[u8]> = values.iter().flat_map(|value| value.windows(OWN_PIECE_BYTES)).collect();
+        let mut spans: Vec<Range<usize>> = plain
+            .bytes
+            .windows(OWN_PIECE_BYTES)
+            .enumerate()
+            .filter(|(_, window)| pieces.contains(window))
+            .map(|(start, _)| plain.span(start..start + OWN_PIECE_BYTES))
+            .collect();
+        for value in &values {
+            if (OWN_SECRET_BYTES_MIN..OWN_PIECE_BYTES).contains(&value.len()) {
+                spans.extend(words(&plain.bytes, value).map(|word| plain.span(word)));
+            }
+            // The text may have been cut off in the middle of a value.
+            let longest = value.len().min(plain.bytes.len()).min(OWN_PIECE_BYTES);
+            let cut = (OWN_SECRET_BYTES_MIN..=longest).rev().find(|length| plain.bytes.ends_with(&value[..*length]));
+            spans.extend(cut.map(|length| plain.span(plain.bytes.len() - length..plain.bytes.len())));
+        }
+        together(spans)
     }
 }
 
-pub(crate) fn redact(text: &str, own: &OwnSecrets) -> String {
-    let mut spans = Vec::new();
-    for value in &own.0 {
-        spans.extend(text.match_indices(value.as_str()).map(|(start, found)| start..start + found.len()));
+/// Where `word` stands by itself.
+fn words<'a>(bytes: &'a [u8], word: &'a [u8]) -> impl Iterator<Item = Range<usize>> + 'a {
+    let is_apart = |at: Option<&u8>| at.is_none_or(|byte| !byte.is_ascii_alphanumeric());
+    bytes
+        .windows(word.len())
+        .enumerate()
+        .filter(move |(start, window)| {
+            let before = start.checked_sub(1).and_then(|at| bytes.get(at));
+            *window == word && is_apart(before) && is_apart(bytes.get(start + word.len()))
+        })
+        .map(move |(start, _)| start..start + word.len())
+}
+
+/// Those that touch become one.
+fn together(mut spans: Vec<Range<usize>>) -> Vec<Range<usize>> {
+    spans.sort_unstable_by_key(|span| (span.start, span.end));
+    let mut joined: Vec<Range<usize>> = Vec::new();
+    for span in spans {
+        match joined.last_mut() {
+            Some(last) if span.start <= last.end => last.end = last.end.max(span.end),
+            Some(_) | None => joined.push(span),
+        }
     }
+    joined
+}
+
+/// A text without its escapes, and where each of its bytes came from. Backslashes are left out altogether, so that it does not
+/// matter how often something was quoted.
+struct Unescaped {
+    bytes: Vec<u8>,
+    spans: Vec<Range<usize>>,
+}
+
+impl Unescaped {
+    fn of(text: &str) -> Unescaped {
+        let whole = Unescaped { bytes: text.as_bytes().to_vec(), spans: (0..text.len()).map(|at| at..at + 1).collect() };
+        (0..ESCAPED_TIMES_MAX).fold(whole, |text, _| text.once())
+    }
+
+    /// Takes one layer of escapes away.
+    fn once(&self) -> Unescaped {
+        let mut plain = Unescaped { bytes: Vec::with_capacity(self.bytes.len()), spans: Vec::with_capacity(self.bytes.len()) };
+        let mut place = 0;
+        while place < self.bytes.len() {
+            let (byte, length) = unescape(&self.bytes[place..]);
+            if let Some(byte) = byte {
+                plain.bytes.push(byte);
+                plain.spans.push(self.span(place..place + length));
+            }
+            place += length;
+        }
+        plain
+    }
+
+    /// Where some of its bytes came from.
+    fn span(&self, of: Range<usize>) -> Range<usize> {
+        self.spans[of.start].start..self.spans[of.end - 1].end
+    }
+}
+
+/// The first character, and how many bytes it is written with; nothing for a backslash.
+fn unescape(bytes: &[u8]) -> (Option<u8>, usize) {
+    let ascii = |digits: Option<&[u8]>| {
+        let digits = std::str::from_utf8(digits?).ok()?;
+        u32::from_str_radix(digits, 16).ok().and_then(|number| u8::try_from(number).ok()).filter(u8::is_ascii)
+    };
+    match bytes {
+        [b'\\', b'u', ..] => ascii(bytes.get(2..6)).map_or((None, 1), |byte| (Some(byte), 6)),
+        [b'\\', b'x', ..] => ascii(bytes.get(2..4)).map_or((None, 1), |byte| (Some(byte), 4)),
+        [b'\\', ..] | [] => (None, 1),
+        [b'%', ..] => ascii(bytes.get(1..3)).map_or((Some(b'%'), 1), |byte| (Some(byte), 3)),
+        [b'&', rest @ ..] => entity(rest).map_or((Some(b'&'), 1), |(byte, length)| (Some(byte), length + 1)),
+        [first, ..] => (Some(*first), 1),
+    }
+}
+
+/// What HTML writes behind a `&`, and how long that is.
+fn entity(bytes: &[u8]) -> Option<(u8, usize)> {
+    const LONGEST: usize = 8;
+    let end = bytes.iter().take(LONGEST).position(|byte| *byte == b';')?;
+    let name = std::str::from_utf8(&bytes[..end]).ok()?;
+    let byte = match name {
+        "amp" => b'&',
+        "lt" => b'<',
+        "gt" => b'>',
+        "quot" => b'"',
+        "apos" => b'\'',
+        "sol" => b'/',
+        "equals" => b'=',
+        "plus" => b'+',
+        _ => {
+            let number = name.strip_prefix('#')?;
+            let parsed = match number.strip_prefix(['x', 'X']) {
+                Some(hex) => u32::from_str_radix(hex, 16),
+                None => number.parse(),
+            };
+            parsed.ok().and_then(|number| u8::try_from(number).ok()).filter(u8::is_ascii)?
+        }
+    };
+    Some((byte, end + 1))
+}
+
+pub(crate) fn redact(text: &str, own: &OwnSecrets) -> String {
+    let mut spans = own.spans(text);
     let bytes = text.as_bytes();
     for prefix in OUR_PREFIXES {
         spans.extend(text.match_indices(prefix).map(|(start, _)| start..end_of_token(bytes, start + prefix.len())));
@@ -278,10 +413,79 @@ mod tests {
         assert_eq!(redact(echoed, &own), "x [redacted] y, ok, evt_1234567, [redacted]");
     }
 
+    fn percent(text: &str) -> String {
+        text.bytes()
+            .map(|byte| if byte.is_ascii_alphanumeric() { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+            .collect()
+    }
+
+    fn own(values: &[&'static str]) -> OwnSecrets {
+        let mut headers = HeaderMap::new();
+        for value in values {
+            let mut value = HeaderValue::from_static(value);
+            value.set_sensitive(true);
+            headers.append("x-own", value);
+        }
+        OwnSecrets::of(&headers)
+    }
+
+    #[test]
+    fn what_we_sent_does_not_come_back_escaped() {
+        let own = own(&[r#"a"b\c/d<e>&f'g=h+i%j"#]);
+        for echoed in [
+            r#"a"b\c/d<e>&f'g=h+i%j"#,
+            r#""a\"b\\c/d<e>&f'g=h+i%j""#,
+            r#""a\"b\\c\/d\u003ce\u003E\u0026f\u0027g=h+i%j""#,
+            r#""{\"v\":\"a\\\"b\\\\c/d<e>&f'g=h+i%j\"}""#,
+            "a%22b%5Cc%2Fd%3Ce%3E%26f%27g%3Dh%2Bi%25j",
+            "a%22b%5cc%2fd%3ce%3e%26f%27g%3dh%2bi%25j",
+            "a&quot;b\\c/d&lt;e&gt;&amp;f&#39;g=h+i%j",
+            "a&#34;b\\c&#x2F;d&lt;e&gt;&amp;f&#x27;g&#61;h&#43;i%j",
+        ] {
+            let left = redact(&format!("before {echoed} after"), &own);
+            let bare = left.replace("[redacted]", "");
+            assert!(left.starts_with("before ") && left.ends_with(" after"), "{echoed}: {left}");
+            assert!(!bare.contains('b') || bare.matches('b').count() == 1, "{echoed}: {left}");
+            assert!(!bare.contains("h+i") && !bare.contains("%2Bi") && !bare.contains("c/d"), "{echoed}: {left}");
+        }
+    }
+
+    #[test]
+    fn what_we_sent_does_not_come_back_cut_or_short() {
+        let own = own(&["hunter2-hunter2", "Basic dXNlcjpwYXNzd29yZA==", "1234", "ok"]);
+        for (echoed, expected) in [
+            ("hunter2-hunt", "[redacted]"),
+            ("token: ...nter2-hunter2", "token: [redacted]"),
+            ("got hunter2...", "got [redacted]..."),
+            ("and at the end hunt", "and at the end [redacted]"),
+            ("at the end dXNl", "at the end [redacted]"),
+            ("pin 1234, not 12345 or 01234 here", "pin [redacted], not 12345 or 01234 here"),
+            ("{\"pin\":1234}", "{\"pin\":[redacted]}"),
+            ("basic things are ok", "basic things are ok"),
+            ("hunting", "hunting"),
+        ] {
+            assert_eq!(redact(echoed, &own), expected, "{echoed}");
+        }
+    }
+
     proptest! {
+        #[test]
+        fn an_own_value_never_survives_however_it_is_quoted(value in "[!-~]{6,40}", times in 0..3usize, is_url in any::<bool>()) {
+            let mut header = HeaderValue::from_str(&value).unwrap();
+            header.set_sensitive(true);
+            let headers = HeaderMap::from_iter([(http::header::AUTHORIZATION, header)]);
+            let mut echoed = if is_url { percent(&value) } else { value.clone() };
+            for _ in 0..times {
+                echoed = serde_json::Value::from(echoed).to_string();
+            }
+            let left = redact(&format!("( {echoed} )"), &OwnSecrets::of(&headers));
+            prop_assert!(!left.contains(&value) && left.contains("[redacted]"), "{left}");
+        }
+
         #[test]
         fn no_text_makes_it_panic(text in "[a-zé:=>{}\\[\\]\"'\\\\ \n<]{0,80}") {
             redact(&text, &OwnSecrets::default());
+            redact(&text, &own(&["a\\\\b:=%", "abcdef"]));
         }
 
         #[test]

@@ -232,7 +232,7 @@ async fn set_up(directory: &Path) -> Vec<(TenantId, EndpointId)> {
         store.configure(change, common::audit()).await.unwrap().unwrap();
         let id = EndpointId::from_unique(store.unique());
         let endpoint = Endpoint::new(id, tenant(place), "https://example.com/".to_owned(), store.now());
-        let new = NewEndpoint { endpoint, secrets: vec![], per_tenant_max: 1000 };
+        let new = NewEndpoint { endpoint, secrets: vec![], per_tenant_max: 1000, tenant_created_at: None };
         store.configure(Change::CreateEndpoint(Box::new(new)), common::audit()).await.unwrap().unwrap();
         endpoints.push((tenant(place), id));
     }

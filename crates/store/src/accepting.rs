@@ -16,6 +16,22 @@ use sha2::{Digest, Sha256};
 use crate::catalogue::Catalogue;
 use crate::{Error, NewEvent, Store};
 
+/// Types below it are Posthaste's own, for notifications.
+pub const RESERVED_TYPES: &str = "posthaste.";
+
+/// Whether a type is one that only Posthaste publishes.
+pub fn is_reserved_type(name: &str) -> bool {
+    name.starts_with(RESERVED_TYPES)
+}
+
+/// Notifications about all tenants go into this one, so that no one else may use it.
+pub fn check_not_reserved(tenant: &TenantId, reserved: Option<&TenantId>) -> Result<(), Refused> {
+    match reserved {
+        Some(reserved) if reserved == tenant => Err(Refused::new("tenant", "is reserved for notifications (notifications_tenant)")),
+        Some(_) | None => Ok(()),
+    }
+}
+
 /// Whose an event is that names nobody.
 pub const DEFAULT_TENANT: &str = "default";
 
@@ -69,6 +85,9 @@ impl Draft<'_> {
         unique: impl FnOnce() -> Unique,
     ) -> Result<NewEvent, Refused> {
         let at = |field: &'static str| move |error: TextError| Refused::new(field, error);
+        if is_reserved_type(self.event_type) {
+            return Err(Refused::new("type", "types that begin with `posthaste.` are reserved for notifications"));
+        }
         let timing = Timing::new(self.written_at, self.deliver_at, self.expires_at).map_err(|error| {
             let field = match error {
                 TimingError::TooFarAhead => "deliver_at",

@@ -8,7 +8,7 @@ use posthaste_core::id::{EndpointId, EndpointUid, KeyId, TenantId};
 use posthaste_core::tenant::Tenant;
 use posthaste_core::time::Timestamp;
 
-use crate::{Partition, document};
+use crate::{Partition, SessionAccess, StoredSession, document};
 
 /// A secret on its way between the database and the signer. It is not shown.
 #[derive(Clone, PartialEq, Eq)]
@@ -45,6 +45,8 @@ pub struct NewEndpoint {
     pub secrets: Vec<StoredSecret>,
     /// How many a tenant may have.
     pub per_tenant_max: u32,
+    /// Refused unless its tenant is the one that was made at this time. `None`: a tenant that is not there is made.
+    pub tenant_created_at: Option<Timestamp>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -169,6 +171,15 @@ impl Audit {
             before: None,
             after: Some(document::disable_reason(reason)),
         }
+    }
+
+    /// The same about a session, whose tenant is known only once its code has been found.
+    pub(crate) fn about_session(self, session: &StoredSession) -> Audit {
+        let tenant = match &session.access {
+            SessionAccess::Portal { tenant, .. } => Some(tenant.clone()),
+            SessionAccess::Dashboard => None,
+        };
+        Audit { subject: session.id.to_string(), tenant, ..self }
     }
 
     /// By which rule an endpoint was disabled; `None` of another action, and where an earlier version has not written it.

@@ -51,6 +51,7 @@ pub struct SweptAway {
     pub endpoint_versions: u64,
     pub tenants: u64,
     pub keys: u64,
+    pub sessions: u64,
     /// Lane states of endpoints that are gone.
     pub lanes: u64,
     pub commands: u64,

@@ -31,6 +31,7 @@ mod replays;
 mod routing;
 mod sealed;
 mod secrets;
+mod sessions;
 mod sqlite;
 mod statistics;
 
@@ -44,7 +45,7 @@ use posthaste_core::id::{DeliveryId, EndpointId, EventId, KeyId, ReplayId, Tenan
 use posthaste_core::scheduler::Seq;
 use posthaste_core::time::Timestamp;
 
-pub use accepting::{DEFAULT_TENANT, Draft, Refused, check_tenant};
+pub use accepting::{DEFAULT_TENANT, Draft, RESERVED_TYPES, Refused, check_not_reserved, check_tenant, is_reserved_type};
 pub use backlog::{Backlog, BacklogQuery, LaneBacklog, PlaceQuery, Waiting, Whose};
 pub use clock::{Clock, ClockSource, ClockStatus, SystemClock};
 pub use cluster::{Claimed, Epoch, GivenUp, HandedOver, LEASE, LeaveAlone, NodeId, PARTITIONS, Partition, partition_of};
@@ -68,6 +69,9 @@ pub use postgres::{Postgres, read_url as read_postgres_url, sentence as postgres
 pub use publishing::{KnownBy, NewEvent, Published};
 pub use replays::{NewReplay, ReplayCount, ReplayFilter, ReplayRow, ReplayState, Skipped};
 pub use sealed::{Keyring, MasterKey, MasterKeyError, SealedValues};
+pub use sessions::{
+    EndSessions, NewSession, PortalPermissions, SESSIONS_MAX, SessionAccess, SessionMaker, SessionQuery, StoredSession,
+};
 pub use sqlite::Sqlite;
 pub use statistics::{Counts, MINUTES_KEPT, StatisticsQuery, StatisticsStep};
 
@@ -97,8 +101,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn configure(&self, change: Change, audit: Audit) -> Answer<'_, Result<Configured, Refusal>>;
     /// Rises with every change. Whoever keeps a copy compares it.
     fn configuration_number(&self) -> Answer<'_, u64>;
-    /// Deleted ones too, for their history.
-    fn endpoint(&self, id: EndpointId) -> Answer<'_, Option<StoredEndpoint>>;
+    /// Deleted ones too, for their history. With a tenant, another tenant's is looked up like one that was never made.
+    fn endpoint(&self, tenant: Option<TenantId>, id: EndpointId) -> Answer<'_, Option<StoredEndpoint>>;
     /// Raised with every change of a tenant or of one of its endpoints; in the order asked, zero for one that is not there.
     fn tenant_versions(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<u64>>;
     /// Newest first; without the deleted ones.
@@ -114,6 +118,17 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn keys(&self, before: Option<KeyId>, limit: usize) -> Answer<'_, Vec<Key>>;
     /// When keys were last used, collected by the caller over some time. Keys that are gone are passed over.
     fn keys_used(&self, used: Vec<(KeyId, Timestamp)>) -> Answer<'_, ()>;
+    /// Keeps a session or a portal link, with its audit entry; the same one again changes nothing; refused where its tenant or its key is gone. The oldest of its kind
+    /// makes room for it above [`SESSIONS_MAX`].
+    fn create_session(&self, session: NewSession, audit: Audit) -> Answer<'_, Result<(), Refusal>>;
+    /// Exchanges the code of a portal link for a session, once, and writes the audit entry about it, together.
+    fn start_session(&self, code: KeyHash, token: KeyHash, audit: Audit) -> Answer<'_, Option<StoredSession>>;
+    /// By what a caller has shown. Those that are over are not found.
+    fn session(&self, token: KeyHash) -> Answer<'_, Option<StoredSession>>;
+    /// Of the portal, newest first, with links that have not been used; without those that are over.
+    fn sessions(&self, query: SessionQuery) -> Answer<'_, Vec<StoredSession>>;
+    /// Ends sessions, with one audit entry if there were any. Answers how many there were.
+    fn end_sessions(&self, which: EndSessions, audit: Audit) -> Answer<'_, u64>;
     /// Writes down what somebody did that changes nothing here.
     fn note(&self, audit: Audit) -> Answer<'_, ()>;
     /// Newest first.
@@ -178,7 +193,8 @@ pub trait Store: fmt::Debug + Send + Sync {
 
     // History.
 
-    fn delivery(&self, id: DeliveryId) -> Answer<'_, Option<DeliveryRow>>;
+    /// With a tenant, another tenant's is looked up like one that was never made.
+    fn delivery(&self, tenant: Option<TenantId>, id: DeliveryId) -> Answer<'_, Option<DeliveryRow>>;
     /// Newest first. A page looks at a bounded number of rows, so it may be short and still not be the last.
     fn deliveries(&self, query: DeliveryQuery) -> Answer<'_, Page<DeliveryRow>>;
     /// The rows that were made after one, in their order. Where other processes write too, one with a smaller number may still come
@@ -205,7 +221,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn create_replay(&self, replay: NewReplay, audit: Audit) -> Answer<'_, ReplayRow>;
     /// What a replay would do if it were requested now.
     fn count_replay(&self, filter: ReplayFilter) -> Answer<'_, ReplayCount>;
-    fn replay(&self, id: ReplayId) -> Answer<'_, Option<ReplayRow>>;
+    /// With a tenant, one of another tenant or of all tenants is looked up like one that was never made.
+    fn replay(&self, tenant: Option<TenantId>, id: ReplayId) -> Answer<'_, Option<ReplayRow>>;
     /// Newest first.
     fn replays(&self, tenant: Option<TenantId>, before: Option<ReplayId>, limit: usize) -> Answer<'_, Vec<ReplayRow>>;
     /// Replays that are not finished, in the order in which they were asked for.

@@ -45,7 +45,9 @@ async fn i45_secrets_appear_nowhere_but_in_the_answer_that_makes_them() {
     assert!(endpoint.to_string().contains(SECRET) && endpoint.to_string().contains(HEADER), "the one answer");
     let key = server.key(Some("acme"), &["admin"]).await;
     let link: Value = server.post("/v1/portal-links", r#"{"tenant": "acme", "permissions": ["view"]}"#).await.expect(201);
-    let token = text(&link["url"]).split_once("#token=").unwrap().1.to_owned();
+    let code = text(&link["url"]).split_once("#code=").unwrap().1.to_owned();
+    let exchange = serde_json::json!({"code": code}).to_string();
+    let token = text(&server.call("", "POST", "/v1/portal-sessions", exchange).await.expect(201)["token"]);
     let event = server.post("/v1/events", format!(r#"{{"type": "a", "tenant": "acme", "data": "{PAYLOAD}"}}"#)).await.expect(202);
     let delivery = server.deliveries().await.remove(0);
     let owner = Owner::of(&server.store).await;
@@ -53,7 +55,7 @@ async fn i45_secrets_appear_nowhere_but_in_the_answer_that_makes_them() {
     owner.obey(vec![]).await;
     let rotated = server.post(&format!("{}/rotate-secret", path("endpoints", &endpoint)), "").await.expect(200);
     let new_secret = text(&rotated["secret"]);
-    let mut canaries: Vec<String> = vec![SECRET.into(), HEADER.into(), key.clone(), token.clone(), ADMIN.into(), new_secret];
+    let mut canaries: Vec<String> = vec![SECRET.into(), HEADER.into(), key.clone(), code, token.clone(), ADMIN.into(), new_secret];
     // Also without what surrounds them.
     canaries.extend(["canary-header-credential".to_owned(), SECRET.trim_start_matches("whsec_").to_owned()]);
 

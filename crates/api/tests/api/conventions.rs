@@ -154,5 +154,5 @@ async fn the_address_that_is_shown_comes_from_the_settings_and_not_from_the_requ
     server.call(ADMIN, "PUT", "/v1/tenants/acme", "{}").await.expect(201);
     let body = r#"{"tenant": "acme", "permissions": ["view"]}"#;
     let link = server.call_with(ADMIN, "POST", "/v1/portal-links", &[("host", "evil.example.org")], body).await.expect(201);
-    assert!(link["url"].as_str().unwrap().starts_with("https://hooks.example.com/portal#token=phl_"), "{link}");
+    assert!(link["url"].as_str().unwrap().starts_with("https://hooks.example.com/portal#code=phc_"), "{link}");
 }

@@ -43,6 +43,7 @@ fn resource(path: &str) -> &'static str {
         "tenants" => "tenants",
         "event-types" => "event-types",
         "keys" => "keys",
+        "portal-sessions" => "portal-sessions",
         _ => "errors",
     }
 }
@@ -190,6 +191,7 @@ impl Generator {
             "headers" => json!({"x-generated": "1"}),
             "emails" => json!(["ops@example.com"]),
             "ids" => json!([self.known("deliveries")]),
+            "code" => json!(self.known("codes")),
             "schema" => json!({"type": "object"}),
             "example" => json!({}),
             _ => return None,
@@ -327,6 +329,11 @@ impl Answers {
     }
 }
 
+/// What a portal link has behind its `#`.
+fn code_of(link: &Value) -> String {
+    text(&link["url"]).split_once("#code=").unwrap().1.to_owned()
+}
+
 async fn i48_thousands_of_generated_requests_get_a_described_answer_and_no_failure(server: Server) {
     let endpoint = server.endpoint(r#"{"url": "http://127.0.0.1:8080/", "tenant": "acme", "uid": "crm"}"#).await;
     let event = server.post("/v1/events", r#"{"type": "invoice.paid", "tenant": "acme", "data": {}}"#).await.expect(202);
@@ -338,6 +345,7 @@ async fn i48_thousands_of_generated_requests_get_a_described_answer_and_no_failu
     }
     server.post("/v1/event-types", r#"{"name": "invoice.sent"}"#).await.expect(201);
     let key = server.post("/v1/keys", r#"{"name": "x", "scopes": ["read"]}"#).await.expect(201);
+    let link = server.post("/v1/portal-links", r#"{"tenant": "keeper", "permissions": ["view"]}"#).await.expect(201);
     let deliveries = server.deliveries().await;
     let owner = Owner::of(&server.store).await;
     for row in deliveries.iter().take(DEAD) {
@@ -356,6 +364,8 @@ async fn i48_thousands_of_generated_requests_get_a_described_answer_and_no_failu
         ("tenants", vec!["acme".to_owned()]),
         ("event-types", vec!["invoice.sent".to_owned()]),
         ("keys", vec![text(&key["id"])]),
+        ("portal-sessions", vec![text(&link["session"])]),
+        ("codes", vec![code_of(&link)]),
         ("errors", vec!["invalid".to_owned()]),
     ]);
     let dice = ChaCha8Rng::seed_from_u64(SEED);
@@ -410,6 +420,10 @@ async fn i48_thousands_of_generated_requests_get_a_described_answer_and_no_failu
         // What was made can be asked for.
         if status == 201 || status == 202 {
             let made: Value = serde_json::from_slice(&bytes).unwrap();
+            if operation["operationId"] == "createPortalLink" {
+                generator.ids.get_mut("codes").unwrap().push(code_of(&made));
+                generator.ids.get_mut("portal-sessions").unwrap().push(text(&made["session"]));
+            }
             let name = ["id", "name"].iter().find_map(|field| made[field].as_str());
             let known = generator.ids.get_mut(resource(&path)).unwrap();
             if let Some(name) = name {

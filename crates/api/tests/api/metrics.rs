@@ -14,7 +14,7 @@ use crate::server::{ADMIN, Server, options};
 
 /// Somebody at this address asks, with a key or without.
 async fn asks(server: &Server, peer: &str, key: &str, headers: &[(&str, &str)]) -> u16 {
-    let mut request = Request::get("/metrics");
+    let mut request = Request::get("/metrics").header("host", "localhost:8080");
     for (name, value) in headers {
         request = request.header(*name, *value);
     }

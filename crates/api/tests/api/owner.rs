@@ -47,7 +47,7 @@ impl Owner {
                     }
                     Command::SendNow { delivery, .. } if in_flight.contains(&delivery) => Commanded::InFlight,
                     Command::SendNow { delivery, .. } => {
-                        let row = self.store.delivery(delivery).await.unwrap().unwrap();
+                        let row = self.store.delivery(None, delivery).await.unwrap().unwrap();
                         self.move_to(&row, State::Waiting { due: self.store.now() }).await;
                         Commanded::Done
                     }
@@ -71,7 +71,7 @@ impl Owner {
             return Commanded::InFlight;
         }
         for delivery in deliveries {
-            let row = self.store.delivery(*delivery).await.unwrap().unwrap();
+            let row = self.store.delivery(None, *delivery).await.unwrap().unwrap();
             if !matches!(row.state, State::Waiting { .. }) {
                 return Commanded::HasEnded;
             }

@@ -4,10 +4,16 @@ use serde_json::Value;
 
 use crate::server::{ADMIN, Server, path, text};
 
-async fn token(server: &Server, permissions: &str) -> String {
+async fn code(server: &Server, permissions: &str) -> String {
     let body = format!(r#"{{"tenant": "acme", "permissions": [{permissions}], "expires_in_seconds": 60}}"#);
     let link: Value = server.post("/v1/portal-links", body).await.expect(201);
-    text(&link["url"]).split_once("#token=").unwrap().1.to_owned()
+    text(&link["url"]).split_once("#code=").unwrap().1.to_owned()
+}
+
+async fn token(server: &Server, permissions: &str) -> String {
+    let code = serde_json::json!({"code": code(server, permissions).await});
+    let started = server.call("", "POST", "/v1/portal-sessions", code.to_string()).await.expect(201);
+    text(&started["token"])
 }
 
 #[tokio::test]
@@ -53,14 +59,19 @@ async fn a_portal_token_is_a_credential_with_its_permissions_for_one_tenant() {
 }
 
 #[tokio::test]
-async fn who_made_a_link_is_in_the_audit_log_and_the_token_is_not() {
+async fn who_made_a_link_is_in_the_audit_log_and_the_code_is_not() {
     let server = Server::new("portal-audit");
     server.call(ADMIN, "PUT", "/v1/tenants/acme", "{}").await.expect(201);
-    let token = token(&server, r#""view", "secrets""#).await;
+    let code = code(&server, r#""view", "secrets""#).await;
     let audit = server.get("/v1/audit?tenant=acme&limit=1").await;
-    assert!(!audit.text().contains(&token) && !audit.text().contains("phl_"), "{}", audit.text());
+    assert!(!audit.text().contains(&code) && !audit.text().contains("phc_"), "{}", audit.text());
     let entry = &audit.expect(200)["data"][0];
     assert_eq!((&entry["action"], &entry["subject"]), (&"portal-link.create".into(), &"acme".into()));
     assert_eq!(entry["after"]["permissions"], serde_json::json!(["view", "secrets"]));
     assert!(entry["after"]["expires_at"].is_string());
+    let started = server.call("", "POST", "/v1/portal-sessions", serde_json::json!({"code": code}).to_string()).await.expect(201);
+    let audit = server.get("/v1/audit?tenant=acme&limit=1").await;
+    assert!(!audit.text().contains("phs_"), "{}", audit.text());
+    let entry = &audit.expect(200)["data"][0];
+    assert_eq!((&entry["action"], &entry["subject"]), (&"portal-session.start".into(), &started["id"]));
 }

@@ -2,7 +2,7 @@
 
 use axum::body::Body;
 use http::Request;
-use posthaste_api::{Options, PortalKey};
+use posthaste_api::{Options, SealingKey};
 use serde_json::Value;
 
 use crate::server::{ADMIN, Answer, Server, options, path, text};
@@ -68,8 +68,11 @@ async fn a_call_with_a_cookie_that_changes_something_needs_the_origin_of_this_se
     assert_eq!(server.get(&path("endpoints", &endpoint)).await.json["status"], "active");
     call(&server, &cookie, "POST", &pause, Some(OWN)).await.expect(200);
     call(&server, &cookie, "DELETE", "/v1/sessions", Some("https://evil.example")).await.expect(403);
+    let (_, other) = log_in(&server, ADMIN).await;
     let ended = call(&server, &cookie, "DELETE", "/v1/sessions", Some(OWN)).await;
     assert_eq!(ended.status, 204);
+    call(&server, &cookie, "GET", "/v1/sessions", None).await.expect(401);
+    call(&server, &other, "GET", "/v1/sessions", None).await.expect(200);
     assert!(ended.headers["set-cookie"].to_str().unwrap().starts_with("posthaste-session=; "));
     assert!(ended.headers["set-cookie"].to_str().unwrap().contains("Max-Age=0"));
 }
@@ -86,7 +89,7 @@ on_both_databases! { a_session_ends_with_its_key }
 
 #[tokio::test]
 async fn only_a_key_makes_a_session_and_a_changed_cookie_is_none() {
-    let options = Options { portal_key: PortalKey([7; 32]), ..options() };
+    let options = Options { sealing_key: SealingKey([7; 32]), ..options() };
     let server = Server::with("session-forged", options.clone());
     server.call(ADMIN, "PUT", "/v1/tenants/acme", "{}").await.expect(201);
     let (_, cookie) = log_in(&server, ADMIN).await;

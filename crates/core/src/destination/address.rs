@@ -9,8 +9,21 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::Policy;
 
-/// Where the machines of most clouds read their credentials. Only an allowance of exactly this address opens it.
-const METADATA: IpAddr = IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254));
+/// Where the machines of clouds read their credentials and settings. Only an allowance of exactly such an address opens it.
+const METADATA: [IpAddr; 9] = [
+    // Most clouds; Amazon's containers and pods.
+    IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)),
+    IpAddr::V4(Ipv4Addr::new(169, 254, 170, 2)),
+    IpAddr::V4(Ipv4Addr::new(169, 254, 170, 23)),
+    // Azure's platform, Alibaba, Oracle.
+    IpAddr::V4(Ipv4Addr::new(168, 63, 129, 16)),
+    IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
+    IpAddr::V4(Ipv4Addr::new(192, 0, 0, 192)),
+    // Amazon, its pods, and Google over IPv6.
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x23)),
+    IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)),
+];
 
 /// Why an address is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
@@ -69,8 +82,10 @@ impl Policy {
         if let Some(never) = never(address) {
             return Err(AddressRule(never));
         }
-        let is_allowed = if address == METADATA {
-            self.allowed_networks.iter().any(|network| network.prefix_len() == 32 && network.addr() == METADATA)
+        let is_allowed = if METADATA.contains(&address) {
+            self.allowed_networks
+                .iter()
+                .any(|network| network.prefix_len() == network.max_prefix_len() && network.addr() == address)
         } else {
             self.allows(address)
         };
@@ -119,6 +134,8 @@ fn is_isatap(address: Ipv6Addr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use ipnet::IpNet;
+
     use super::*;
 
     fn permits(networks: &[&str], address: &str) -> bool {
@@ -184,5 +201,14 @@ mod tests {
             assert!(permits(&[network], "169.254.169.255"), "{network}");
         }
         assert!(permits(&["169.254.169.254/32"], "169.254.169.254"));
+        let everything = ["0.0.0.0/0", "::/0", "169.254.0.0/16", "fd00::/8", "fd00:ec2::/64", "168.63.129.16/31"];
+        for address in METADATA {
+            let exactly = IpNet::from(address).to_string();
+            assert!(!permits(&everything, &address.to_string()), "{address}");
+            assert!(permits(&[&exactly], &address.to_string()), "{exactly}");
+            for other in METADATA.into_iter().filter(|other| *other != address) {
+                assert!(!permits(&[&exactly], &other.to_string()), "{exactly} and {other}");
+            }
+        }
     }
 }

@@ -201,6 +201,12 @@ impl Policy {
         }
     }
 
+    /// The rule about names that a destination breaks. Only addresses that are all in an allowed network lift it, and only
+    /// where there is such a network is the name worth resolving.
+    pub fn broken_name_rule(&self, destination: &Destination) -> Option<NameRule> {
+        self.check_name(destination).err()
+    }
+
     fn check_name(&self, destination: &Destination) -> Result<(), NameRule> {
         let Host::Name(name) = &destination.host else { return Ok(()) };
         if let Some(rule) = destination.name_rule {

@@ -127,7 +127,7 @@ impl StoreCall {
             StoreCall::Attempts(delivery) => StoreReply::Attempts(store.attempts(delivery).await?),
             StoreCall::TenantVersions(tenants) => StoreReply::TenantVersions(store.tenant_versions(tenants).await?),
             StoreCall::Restamp { endpoint, after, limit } => StoreReply::Restamp(store.restamp(endpoint, after, limit).await?),
-            StoreCall::Delivery(id) => StoreReply::Delivery(Box::new(store.delivery(id).await?)),
+            StoreCall::Delivery(id) => StoreReply::Delivery(Box::new(store.delivery(None, id).await?)),
             StoreCall::Deliveries(query) => StoreReply::Deliveries(store.deliveries(query).await?),
             StoreCall::Count => StoreReply::Count { is_more: store.count().await? },
             StoreCall::Statistics(query) => StoreReply::Statistics(store.statistics(query).await?),

@@ -77,7 +77,7 @@ async fn i11_a_410_disables_the_endpoint() {
     let engine = world.start();
     let delivery = world.publish("1").await;
     assert!(matches!(world.ended(delivery).await, State::Dead { reason: DeadReason::EndpointGone, .. }));
-    assert_eq!(world.store.endpoint(world.endpoint).await.unwrap().unwrap().endpoint.status, Status::Disabled);
+    assert_eq!(world.store.endpoint(None, world.endpoint).await.unwrap().unwrap().endpoint.status, Status::Disabled);
     engine.stop().await;
 }
 
@@ -125,7 +125,7 @@ async fn stopping_lets_what_is_in_flight_finish_and_starts_nothing_new() {
     let late = world.publish("2").await;
     held.1.notify_one();
     engine.await.unwrap();
-    assert!(matches!(world.store.delivery(delivery).await.unwrap().unwrap().state, State::Delivered { .. }));
-    assert!(matches!(world.store.delivery(late).await.unwrap().unwrap().state, State::Waiting { .. }));
+    assert!(matches!(world.store.delivery(None, delivery).await.unwrap().unwrap().state, State::Delivered { .. }));
+    assert!(matches!(world.store.delivery(None, late).await.unwrap().unwrap().state, State::Waiting { .. }));
     assert_eq!(world.receiver.hits.lock().unwrap().len(), 1);
 }

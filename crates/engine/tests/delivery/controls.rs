@@ -219,7 +219,7 @@ async fn i17_a_replay_makes_each_matching_delivery_once_more() {
         idempotency_key: None,
     };
     world.store.create_replay(replay, audit("replay.create")).await.unwrap();
-    let done = || async { world.store.replay(id).await.unwrap().filter(|replay| replay.state == ReplayState::Done) };
+    let done = || async { world.store.replay(None, id).await.unwrap().filter(|replay| replay.state == ReplayState::Done) };
     assert_eq!(until("the replay ends", done).await.created, 2);
     until("both arrive", || async { (world.hits() == 4).then_some(()) }).await;
     let hits = world.receiver.hits.lock().unwrap().clone();

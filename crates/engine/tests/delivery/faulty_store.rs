@@ -10,10 +10,11 @@ use posthaste_core::scheduler::Seq;
 use posthaste_core::time::Timestamp;
 use posthaste_store::{
     Answer, Applied, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command, Commanded,
-    Commands, Configured, DeliveryQuery, DeliveryRow, EndpointQuery, EndpointVersion, Error, EventQuery, EventRow, Feed, GivenUp,
-    HandedOver, Housekeeping, Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NodeId, Overdue, Page, Partition,
-    PlaceQuery, Published, Record, RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow, SealedValues, StatisticsQuery,
-    StatisticsStep, Store, StoredEndpoint, StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
+    Commands, Configured, DeliveryQuery, DeliveryRow, EndSessions, EndpointQuery, EndpointVersion, Error, EventQuery, EventRow,
+    Feed, GivenUp, HandedOver, Housekeeping, Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NewSession,
+    NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow,
+    SealedValues, SessionQuery, StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredSession, StoredTenant, Swept,
+    SweptAway, TakenUp, WindowAsked, WindowRows,
 };
 
 #[derive(Clone, Copy, Debug)]
@@ -114,7 +115,7 @@ impl Store for FaultyStore {
     verbs! {
         configure(change: Change, audit: Audit) -> Result<Configured, Refusal>;
         configuration_number() -> u64;
-        endpoint(id: EndpointId) -> Option<StoredEndpoint>;
+        endpoint(tenant: Option<TenantId>, id: EndpointId) -> Option<StoredEndpoint>;
         tenant_versions(tenants: Vec<TenantId>) -> Vec<u64>;
         endpoints(query: EndpointQuery) -> Vec<StoredEndpoint>;
         tenant(id: TenantId) -> Option<StoredTenant>;
@@ -123,6 +124,11 @@ impl Store for FaultyStore {
         key(hash: KeyHash) -> Option<Key>;
         keys(before: Option<KeyId>, limit: usize) -> Vec<Key>;
         keys_used(used: Vec<(KeyId, Timestamp)>) -> ();
+        create_session(session: NewSession, audit: Audit) -> Result<(), Refusal>;
+        start_session(code: KeyHash, token: KeyHash, audit: Audit) -> Option<StoredSession>;
+        session(token: KeyHash) -> Option<StoredSession>;
+        sessions(query: SessionQuery) -> Vec<StoredSession>;
+        end_sessions(which: EndSessions, audit: Audit) -> u64;
         note(audit: Audit) -> ();
         audit(tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> Vec<AuditRow>;
         publish(events: Vec<NewEvent>) -> Vec<Published>;
@@ -143,7 +149,7 @@ impl Store for FaultyStore {
         statistics(query: StatisticsQuery) -> Vec<StatisticsStep>;
         backlog(query: BacklogQuery) -> Backlog;
         ahead(query: PlaceQuery) -> Option<u64>;
-        delivery(id: DeliveryId) -> Option<DeliveryRow>;
+        delivery(tenant: Option<TenantId>, id: DeliveryId) -> Option<DeliveryRow>;
         deliveries(query: DeliveryQuery) -> Page<DeliveryRow>;
         made_after(query: MadeAfter) -> Vec<Seq>;
         deliveries_at(rows: Vec<Seq>) -> Vec<DeliveryRow>;
@@ -156,7 +162,7 @@ impl Store for FaultyStore {
         events(query: EventQuery) -> Page<EventRow>;
         create_replay(replay: NewReplay, audit: Audit) -> ReplayRow;
         count_replay(filter: ReplayFilter) -> ReplayCount;
-        replay(id: ReplayId) -> Option<ReplayRow>;
+        replay(tenant: Option<TenantId>, id: ReplayId) -> Option<ReplayRow>;
         replays(tenant: Option<TenantId>, before: Option<ReplayId>, limit: usize) -> Vec<ReplayRow>;
         running_replays() -> Vec<ReplayRow>;
         step_replay(id: ReplayId, limit: usize, unfinished_max: usize) -> Option<ReplayRow>;

@@ -150,7 +150,7 @@ impl World {
 
     /// At the same receiver.
     pub(crate) async fn another_endpoint(&self) -> EndpointId {
-        let url = self.store.endpoint(self.endpoint).await.unwrap().unwrap().endpoint.url;
+        let url = self.store.endpoint(None, self.endpoint).await.unwrap().unwrap().endpoint.url;
         make_endpoint(self.store.as_ref(), url, |_| {}).await
     }
 
@@ -262,14 +262,14 @@ impl World {
 
     /// Says something else about the endpoint.
     pub(crate) async fn change(&self, say: impl FnOnce(&mut Endpoint)) {
-        let mut endpoint = self.store.endpoint(self.endpoint).await.unwrap().unwrap().endpoint;
+        let mut endpoint = self.store.endpoint(None, self.endpoint).await.unwrap().unwrap().endpoint;
         say(&mut endpoint);
         let change = Change::ReplaceEndpoint { endpoint: Box::new(endpoint), secrets: None, expected_version: None };
         self.store.configure(change, audit("endpoint.update")).await.unwrap().unwrap();
     }
 
     pub(crate) async fn row(&self, delivery: DeliveryId) -> DeliveryRow {
-        self.store.delivery(delivery).await.unwrap().unwrap()
+        self.store.delivery(None, delivery).await.unwrap().unwrap()
     }
 
     pub(crate) async fn ended(&self, delivery: DeliveryId) -> State {
@@ -315,7 +315,7 @@ async fn make_endpoint(store: &dyn Store, url: String, say: impl FnOnce(&mut End
     let mut endpoint = Endpoint::new(id, tenant(), url, store.now());
     say(&mut endpoint);
     let secrets = vec![StoredSecret { secret: SecretText(SECRET.to_owned()), until: None }];
-    let change = Change::CreateEndpoint(Box::new(NewEndpoint { endpoint, secrets, per_tenant_max: 10 }));
+    let change = Change::CreateEndpoint(Box::new(NewEndpoint { endpoint, secrets, per_tenant_max: 10, tenant_created_at: None }));
     store.configure(change, audit("endpoint.create")).await.unwrap().unwrap();
     id
 }

@@ -104,7 +104,7 @@ const LIMITS: accept::Limits = accept::Limits { connections_max: CONNECTIONS_MAX
 pub(super) async fn listen(router: Router) -> anyhow::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0").await.context("cannot listen on 127.0.0.1")?;
     let address = listener.local_addr()?;
-    tokio::spawn(accept::serve(listener, router, LIMITS, std::future::pending()));
+    tokio::spawn(accept::serve(listener, None, router, LIMITS, std::future::pending()));
     Ok(address)
 }
 

@@ -15,6 +15,7 @@ mod json;
 mod keys;
 mod operations;
 mod overview;
+mod portal_sessions;
 mod replays;
 mod table;
 mod task;
@@ -73,6 +74,9 @@ pub(crate) enum ClientCommand {
     /// A way into the portal for one tenant's people, for a short time
     #[command(after_help = EXIT_CODES)]
     PortalLink(With<overview::PortalLink>),
+    /// List and end sessions of the portal
+    #[command(after_help = EXIT_CODES)]
+    PortalSessions(Of<portal_sessions::Command>),
     /// Try filters out
     #[command(after_help = EXIT_CODES)]
     Filters(Of<overview::Filters>),
@@ -153,6 +157,7 @@ pub(crate) fn run(command: ClientCommand) -> ExitCode {
         ClientCommand::Audit(with) => ended(ask(&with.connection, with.command)),
         ClientCommand::Stats(with) => ended(ask(&with.connection, with.command)),
         ClientCommand::PortalLink(with) => ended(ask(&with.connection, with.command)),
+        ClientCommand::PortalSessions(of) => ended(ask(&of.connection, of.command)),
         ClientCommand::Filters(of) => ended(ask(&of.connection, of.command)),
         ClientCommand::Cluster(with) => ended(ask(&with.connection, with.command)),
     }

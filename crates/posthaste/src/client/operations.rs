@@ -68,6 +68,9 @@ operations! {
     LIST_AUDIT: "audit" = GET "/v1/audit";
     READ_STATS: "stats" = GET "/v1/stats";
     CREATE_PORTAL_LINK: "portal-link" = POST "/v1/portal-links";
+    LIST_PORTAL_SESSIONS: "portal-sessions list" = GET "/v1/portal-sessions";
+    END_PORTAL_SESSION: "portal-sessions end" = DELETE "/v1/portal-sessions/{id}";
+    END_PORTAL_SESSIONS: "portal-sessions end-all" = DELETE "/v1/portal-sessions";
     TEST_FILTER: "filters test" = POST "/v1/filters/test";
     READ_CLUSTER: "cluster" = GET "/v1/cluster";
 }
@@ -97,7 +100,8 @@ mod tests {
 
     /// Served, and not for a terminal: streams, sessions and pages are for browsers and programs, health is for machines, and the
     /// document is printed by `posthaste openapi` without a server.
-    const DELIBERATELY_NOT: [&str; 10] = [
+    const DELIBERATELY_NOT: [&str; 11] = [
+        "POST /v1/portal-sessions",
         "POST /v1/sessions",
         "GET /v1/sessions",
         "DELETE /v1/sessions",

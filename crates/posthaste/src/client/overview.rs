@@ -90,7 +90,7 @@ impl Asks for PortalLink {
             .value("tenant", Some(self.tenant))
             .list("permissions", &self.permissions)
             .value("expires_in_seconds", self.expires_in_seconds);
-        let words = "whoever has the link has these permissions until then";
+        let words = "the link is good for one use within five minutes; the session that it begins ends at expires_at";
         Ok(Task::new(Request::to(&CREATE_PORTAL_LINK).body(body.write()), Shown::Once(words)))
     }
 }

@@ -10,6 +10,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::rule::{Kind, Rule};
 use super::{Setting, table};
+use crate::keys::refuse_if_loose;
 
 const PREFIX: &str = "POSTHASTE_";
 const CONFIG_VARIABLE: &str = "POSTHASTE_CONFIG";
@@ -25,7 +26,19 @@ pub(crate) struct Flags {
     config: Option<PathBuf>,
     pub(crate) print_config: bool,
     given: Vec<(&'static str, String)>,
+    /// Files that have the value of a secret in them.
+    files: Vec<(&'static str, PathBuf)>,
 }
+
+const FILE_FLAG: &str = "-file";
+const FILE_NAME: &str = "_file";
+/// Where systemd puts the credentials of a service, and how ours are called there: `posthaste.admin_key`.
+const CREDENTIALS_VARIABLE: &str = "CREDENTIALS_DIRECTORY";
+const CREDENTIAL_PREFIX: &str = "posthaste.";
+/// Where containers find secrets, with modes that they cannot change.
+const CONTAINER_SECRETS: &str = "/run/secrets";
+/// A group may read a secret that somebody else has put there for us, as with Kubernetes' `fsGroup`.
+const OTHERS: u32 = 0o037;
 
 impl Args for Flags {
     fn augment_args(command: Command) -> Command {
@@ -36,7 +49,10 @@ impl Args for Flags {
         let print =
             Arg::new("print_config").long("print-config").action(ArgAction::SetTrue).help("Show what was understood, and stop");
         let command = command.arg(config).arg(print);
-        table().into_iter().fold(command, |command, setting| command.arg(argument(&setting)))
+        table().into_iter().fold(command, |command, setting| match file_argument(&setting) {
+            Some(file) => command.arg(argument(&setting)).arg(file),
+            None => command.arg(argument(&setting)),
+        })
     }
 
     fn augment_args_for_update(command: Command) -> Command {
@@ -58,6 +74,14 @@ fn argument(setting: &Setting) -> Arg {
     }
 }
 
+/// Everybody on a machine can see the arguments of its processes: a secret can be given as a file.
+fn file_argument(setting: &Setting) -> Option<Arg> {
+    let help = format!("A file that has {} in it [env: {}]", setting.flag(), setting.file_variable()?);
+    let flag = format!("{}{FILE_FLAG}", setting.flag());
+    let arg = Arg::new(format!("{}{FILE_NAME}", setting.name)).long(flag.clone()).value_name("FILE").help(help);
+    Some(arg.help_heading(setting.section))
+}
+
 impl FromArgMatches for Flags {
     fn from_arg_matches(matches: &ArgMatches) -> Result<Flags, clap::Error> {
         let mut flags = Flags::default();
@@ -73,6 +97,10 @@ impl FromArgMatches for Flags {
                 let values: Vec<&str> = values.map(String::as_str).collect();
                 self.given.push((setting.name, values.join(",")));
             }
+            let file = format!("{}{FILE_NAME}", setting.name);
+            if let Ok(Some(path)) = matches.try_get_one::<String>(&file) {
+                self.files.push((setting.name, PathBuf::from(path)));
+            }
         }
         Ok(())
     }
@@ -82,7 +110,12 @@ impl FromArgMatches for Flags {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Origin {
     Default,
-    File { path: PathBuf, line: usize },
+    File {
+        path: PathBuf,
+        line: usize,
+    },
+    /// Of systemd.
+    Credential(String),
     Variable(String),
     Flag(String),
 }
@@ -92,6 +125,7 @@ impl fmt::Display for Origin {
         match self {
             Origin::Default => f.write_str("default"),
             Origin::File { path, line } => write!(f, "{}:{line}", path.display()),
+            Origin::Credential(name) => write!(f, "credential {name}"),
             Origin::Variable(name) => f.write_str(name),
             Origin::Flag(flag) => write!(f, "--{flag}"),
         }
@@ -158,12 +192,23 @@ impl Given {
         let mut given = Given::default();
         let mut mistakes = Mistakes::default();
         let table = table();
+        let variables: Vec<(OsString, OsString)> = variables.into_iter().collect();
+        let credentials = variables.iter().find(|(name, _)| name == CREDENTIALS_VARIABLE).map(|(_, value)| PathBuf::from(value));
         let variables = ours(variables, &mut mistakes);
         let named = flags.config.clone().or_else(|| variables.get(CONFIG_VARIABLE).map(PathBuf::from));
         given.take_file(&table, named, &mut mistakes);
+        given.take_credentials(&table, credentials.as_deref(), &mut mistakes);
         given.take_variables(&table, &variables, &mut mistakes);
         for (name, value) in &flags.given {
             given.values.insert(name, (value.clone(), Origin::Flag(name.replace('_', "-"))));
+        }
+        for (name, path) in &flags.files {
+            let origin = Origin::Flag(format!("{}{FILE_FLAG}", name.replace('_', "-")));
+            if flags.given.iter().any(|(given, _)| given == name) {
+                mistakes.add(origin, "the secret is given as a flag, too; give it once");
+            } else {
+                given.take_secret_file(name, path, origin, &mut mistakes);
+            }
         }
         (given, mistakes)
     }
@@ -197,12 +242,52 @@ impl Given {
         mistakes.add(said.unwrap_or_else(|| names.join(", ")), what);
     }
 
+    /// A secret from a file, which only we can read. A line break at its end does not belong to it.
+    fn take_secret_file(&mut self, name: &'static str, path: &Path, origin: Origin, mistakes: &mut Mistakes) {
+        if !path.starts_with(CONTAINER_SECRETS)
+            && let Err(error) = refuse_if_loose(path, OTHERS)
+        {
+            return mistakes.add(origin, error);
+        }
+        match read_file(path) {
+            Ok(text) => _ = self.values.insert(name, (text.trim_end_matches(['\r', '\n']).to_owned(), origin)),
+            Err(error) => mistakes.add(origin, format_args!("{} cannot be read: {error}", path.display())),
+        }
+    }
+
+    /// What systemd gives a service with `LoadCredential=` or `SetCredentialEncrypted=`.
+    fn take_credentials(&mut self, table: &[Setting], directory: Option<&Path>, mistakes: &mut Mistakes) {
+        let Some(directory) = directory else { return };
+        for setting in table.iter().filter(|setting| setting.kind == Kind::Secret) {
+            let path = directory.join(format!("{CREDENTIAL_PREFIX}{}", setting.name));
+            match read_file(&path) {
+                Ok(text) => {
+                    let origin = Origin::Credential(format!("{CREDENTIAL_PREFIX}{}", setting.name));
+                    self.values.insert(setting.name, (text.trim_end_matches(['\r', '\n']).to_owned(), origin));
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                Err(error) => mistakes.add(path.display(), format_args!("cannot be read: {error}")),
+            }
+        }
+    }
+
     fn take_variables(&mut self, table: &[Setting], variables: &BTreeMap<String, String>, mistakes: &mut Mistakes) {
         for (name, value) in variables {
             match table.iter().find(|setting| setting.variable() == *name) {
                 Some(_) if value.is_empty() => {}
                 Some(setting) => {
                     self.values.insert(setting.name, (value.clone(), Origin::Variable(name.clone())));
+                }
+                None if table.iter().any(|setting| setting.file_variable().as_ref() == Some(name)) => {
+                    let setting = table.iter().find(|setting| setting.file_variable().as_ref() == Some(name));
+                    if let Some(setting) = setting.filter(|_| !value.is_empty()) {
+                        let origin = Origin::Variable(name.clone());
+                        if variables.get(&setting.variable()).is_some_and(|value| !value.is_empty()) {
+                            mistakes.add(origin, format_args!("{} is set, too; set one of them", setting.variable()));
+                        } else {
+                            self.take_secret_file(setting.name, Path::new(value), origin, mistakes);
+                        }
+                    }
                 }
                 None if is_for_somebody_else(name, value) => {}
                 None => {

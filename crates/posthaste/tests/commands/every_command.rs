@@ -140,7 +140,12 @@ fn every_command_does_what_it_says() {
     assert!(ok(&["audit", "--tenant", "acme"]).contains("endpoint.create"));
     let stats = ok(&["stats", "--tenant", "acme"]);
     assert!(stats.contains("total.delivered") && stats.contains("backlog.held.quiet_hours"), "{stats}");
-    assert!(server.text(&["portal-link", "acme", "--permissions", "view,replay"], "url").contains("/portal#token="));
+    assert!(server.text(&["portal-link", "acme", "--permissions", "view,replay"], "url").contains("/portal#code="));
+    let link = server.text(&["portal-link", "acme"], "session");
+    assert!(ok(&["portal-sessions", "list", "--tenant", "acme"]).contains(&link));
+    ok(&["portal-sessions", "end", &link]);
+    ok(&["portal-sessions", "end-all", "--tenant", "acme", "--key", "admin"]);
+    assert!(!ok(&["portal-sessions", "list"]).contains("ses_"));
     let filter = ["filters", "test", "--filter", r#"{"data.n": {"$gte": 2}}"#, "--event", r#"{"type": "a", "data": {"n": 2}}"#];
     assert_eq!(server.json(&filter)["matches"], true);
     assert!(server.json(&["cluster"])["nodes"].is_array());

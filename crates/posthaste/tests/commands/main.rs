@@ -2,10 +2,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
 
+mod access;
 mod codes;
 mod doctor;
 mod erasure;
 mod every_command;
+mod files;
 mod formats;
 #[path = "../../../notify/tests/mail/server.rs"]
 mod mail_server;
@@ -16,4 +18,5 @@ mod secure;
 mod server;
 mod settings;
 mod smaller;
+mod tls;
 mod verify;

@@ -99,7 +99,7 @@ fn a_disabled_endpoint_is_told_to_its_tenant_and_to_operators_by_webhook_and_mai
     std::fs::remove_file(&roots).unwrap();
     let (tenants_own, operators, gone) =
         (Receiver::start("200 OK", b""), Receiver::start("200 OK", b""), Receiver::start("410 Gone", b""));
-    server.ok(&["endpoints", "create", &operators.url(), "--tenant", "posthaste"]);
+    server.ok(&["endpoints", "create", &operators.url(), "--tenant", "posthaste", "--event-types", "posthaste.*"]);
     let wants = format!(r#"{{"url": "{}", "emails": ["people@acme.example"]}}"#, tenants_own.url());
     server.ok(&["tenants", "put", "acme", "--notifications", &wants]);
     let id = endpoint(&server, "acme", &gone.url());

@@ -61,6 +61,28 @@ impl Server {
         Server { child, address, directory, key, flags, said, ran: Mutex::default() }
     }
 
+    /// With these variables in its environment, too.
+    pub(crate) fn start_with_variables(name: &str, flags: &[&str], variables: &[(&str, &str)]) -> Server {
+        let directory = std::env::temp_dir().join(format!("posthaste-commands-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&directory);
+        std::fs::create_dir_all(&directory).unwrap();
+        let (child, address, said) = launch_in(&directory, flags, variables);
+        let flags = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        Server { child, address, directory, key: String::new(), flags, said, ran: Mutex::default() }
+    }
+
+    /// What it says if it is started once more with another value of one flag, and does not start.
+    pub(crate) fn refused_with(&self, pair: &[&str; 2]) -> String {
+        let mut flags = self.flags.clone();
+        let place = flags.iter().position(|flag| flag == pair[0]).unwrap();
+        pair[1].clone_into(&mut flags[place + 1]);
+        let mut command = Command::new(BINARY);
+        command.args(["serve", "--listen", "127.0.0.1:0"]).args(&flags).current_dir(&self.directory).env_clear();
+        let run = run(command, "");
+        assert_ne!(run.code, 0, "it has started: {run:?}");
+        run.err
+    }
+
     /// Everything on its stderr so far.
     pub(crate) fn said(&self) -> String {
         self.said.lock().unwrap().clone()
@@ -101,9 +123,9 @@ impl Server {
         stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
         let more = headers.iter().fold(String::new(), |all, (name, value)| all + name + ": " + value + "\r\n");
         let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: posthaste\r\nauthorization: Bearer {}\r\n{more}content-type: application/json\r\n\
+            "{method} {path} HTTP/1.1\r\nhost: {}\r\nauthorization: Bearer {key}\r\n{more}content-type: application/json\r\n\
              content-length: {}\r\nconnection: close\r\n\r\n",
-            key,
+            self.address,
             body.len()
         );
         // A server that refuses the body may close before it has read all of it; its answer is still there to be read.
@@ -114,6 +136,18 @@ impl Server {
         let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer to {method} {path}: {answer}"));
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
         (status, head.to_owned(), body.to_owned())
+    }
+
+    /// The status and the whole answer to a request as it is written here.
+    pub(crate) fn raw(&self, request: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        let status = answer.split(' ').nth(1).unwrap_or_else(|| panic!("no answer to {request}")).parse().unwrap();
+        (status, answer)
     }
 
     /// The answer of a call that has to go well.
@@ -229,6 +263,10 @@ fn known_address(flags: &[&str]) -> Option<SocketAddr> {
 
 /// Comes back when it is ready.
 fn launch_bare(directory: &Path, flags: &[&str]) -> (Child, SocketAddr, Arc<Mutex<String>>) {
+    launch_in(directory, flags, &[])
+}
+
+fn launch_in(directory: &Path, flags: &[&str], variables: &[(&str, &str)]) -> (Child, SocketAddr, Arc<Mutex<String>>) {
     // Whatever happens to us, it must not stay behind.
     let is_bound = Path::new("/usr/bin/setpriv").exists();
     let mut command = Command::new(if is_bound { "/usr/bin/setpriv" } else { BINARY });
@@ -241,6 +279,7 @@ fn launch_bare(directory: &Path, flags: &[&str]) -> (Child, SocketAddr, Arc<Mute
         .args(flags)
         .current_dir(directory)
         .env_clear()
+        .envs(variables.iter().copied())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .process_group(0)
@@ -255,8 +294,9 @@ fn launch_bare(directory: &Path, flags: &[&str]) -> (Child, SocketAddr, Arc<Mute
         if let (Some(given), true) = (known_address(flags), line.contains("is ready at")) {
             break given;
         }
-        if let Some((_, rest)) = line.split_once("is ready at http://") {
-            break rest.split(';').next().unwrap().parse().unwrap();
+        let ready = line.split_once("is ready at http://").or_else(|| line.split_once("is ready at https://"));
+        if let Some((_, rest)) = ready {
+            break rest.split(';').next().unwrap().replace("localhost", "127.0.0.1").parse().unwrap();
         }
     };
     // What it says later must not block it.

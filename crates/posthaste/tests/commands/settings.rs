@@ -27,8 +27,10 @@ enum Seen {
 }
 use Seen::{Here, In, InOptions};
 
-const SETTINGS: [(&str, Seen); 80] = [
+const SETTINGS: [(&str, Seen); 82] = [
     ("listen", Here),
+    ("tls_cert", In("commands/tls.rs")),
+    ("tls_key", In("commands/tls.rs")),
     ("metrics", Here),
     ("metrics_listen", In("metrics.rs")),
     ("metrics_endpoints_max", Here),

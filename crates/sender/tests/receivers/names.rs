@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use posthaste_sender::{Client, NameServers, Options, Policy, Posted};
@@ -159,5 +160,69 @@ async fn search_domains_and_the_hosts_file_are_not_asked_where_servers_are_given
     let policy = Policy { allow_http: true, ..loopback() };
     let server = name_server(|name| if name == "queue" { Answer::NoSuchName } else { addresses(&["127.0.0.1"]) }).await;
     let client = Client::new(&Options { policy, name_servers: NameServers::These(vec![server]), ..options() }).unwrap();
-    assert_eq!(word(post(&client, "http://queue/", LONG).await.outcome), "dns");
+    assert_eq!(word(post(&client, "http://queue/", LONG).await.outcome), "blocked");
+}
+
+/// One that keeps its connections open.
+const KEPT_OPEN: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n";
+
+async fn judging_each_time(say: impl Fn(&str) -> Answer + Send + Sync + 'static) -> Client {
+    let policy = Policy { allow_http: true, ..loopback() };
+    let name_servers = NameServers::These(vec![name_server(say).await]);
+    Client::new(&Options { policy, name_servers, judged_max: Duration::ZERO, ..options() }).unwrap()
+}
+
+#[tokio::test]
+async fn i43_a_kept_connection_is_not_used_once_its_name_leads_elsewhere() {
+    let receiver = answering(KEPT_OPEN).await;
+    let place = Arc::new(Mutex::new("127.0.0.1"));
+    let said = Arc::clone(&place);
+    let client = judging_each_time(move |_| addresses(&[*said.lock().unwrap()])).await;
+    let url = format!("http://moving.example.com:{}/", receiver.address.port());
+    for _ in 0..2 {
+        assert_eq!(word(post(&client, &url, LONG).await.outcome), "200");
+    }
+    assert_eq!((receiver.connections(), client.idle_connections()), (1, 1), "it is used again while its name leads there");
+    *place.lock().unwrap() = "10.0.0.1";
+    assert_eq!(word(post(&client, &url, LONG).await.outcome), "blocked");
+    assert_eq!(client.idle_connections(), 0, "it is closed");
+    *place.lock().unwrap() = "127.0.0.1";
+    assert_eq!(word(post(&client, &url, LONG).await.outcome), "200");
+    assert_eq!(receiver.connections(), 2);
+}
+
+#[tokio::test]
+async fn a_name_that_a_rule_refuses_is_not_asked_for() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&asked);
+    let server = name_server(move |_| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        addresses(&["93.184.216.34"])
+    })
+    .await;
+    let policy = Policy { allow_http: true, ..Policy::default() };
+    let client = Client::new(&Options { policy, name_servers: NameServers::These(vec![server]), ..options() }).unwrap();
+    for name in ["queue", "db.internal", "printer.local", "a.svc"] {
+        assert_eq!(word(post(&client, &format!("http://{name}:8080/"), LONG).await.outcome), "blocked", "{name}");
+    }
+    assert_eq!(asked.load(Ordering::SeqCst), 0);
+}
+
+#[tokio::test]
+async fn a_refused_name_that_does_not_exist_looks_like_one_that_does() {
+    let client = client(|name| match name {
+        "there.internal" => addresses(&["10.0.0.1"]),
+        "broken.internal" => Answer::ServerFailure,
+        _ => Answer::NoSuchName,
+    })
+    .await;
+    let mut seen = Vec::new();
+    for name in ["there.internal", "not-there.internal", "broken.internal"] {
+        let posted = post(&client, &format!("http://{name}:8080/"), LONG).await;
+        assert!(posted.response_time >= Duration::from_secs(1), "{name}: {posted:?}");
+        assert_eq!(posted.timings.dns, None, "{name}");
+        seen.push((word(posted.outcome), posted.error));
+    }
+    assert_eq!(seen[0].0, "blocked");
+    assert!(seen.iter().all(|one| *one == seen[0]), "{seen:?}");
 }

@@ -45,7 +45,7 @@ impl Database {
         let store = self.open().await;
         let id = EndpointId::from_unique(store.unique());
         let endpoint = Endpoint::new(id, tenant(), "https://example.com/".to_owned(), store.now());
-        let new = NewEndpoint { endpoint, secrets: vec![], per_tenant_max: 1000 };
+        let new = NewEndpoint { endpoint, secrets: vec![], per_tenant_max: 1000, tenant_created_at: None };
         store.configure(Change::CreateEndpoint(Box::new(new)), audit()).await.unwrap().unwrap();
         let node = NodeId(rand::random());
         store.join(node).await.unwrap();

@@ -12,9 +12,9 @@ use posthaste_core::time::Timestamp;
 use tokio_postgres::Row;
 use tokio_postgres::types::ToSql;
 
-use super::Database;
 use super::connection::{Connection, Problem};
 use super::row::{self, optional_storable, storable};
+use super::{Database, sessions};
 use crate::columns::{limit, lines, millis, scopes, signed, status, status_columns, unsigned};
 use crate::document::{self, EndpointColumns};
 use crate::endpoint_versions::{VersionColumns, header_names};
@@ -58,9 +58,10 @@ impl Database {
         .await
     }
 
-    pub(super) async fn endpoint(&self, id: EndpointId) -> Result<Option<StoredEndpoint>, Error> {
+    pub(super) async fn endpoint(&self, tenant: Option<TenantId>, id: EndpointId) -> Result<Option<StoredEndpoint>, Error> {
+        let tenant = tenant.as_ref().map(TenantId::as_str);
         self.read(|connection| async move {
-            let row = connection.query_opt(SELECT_ENDPOINT, &[&id.to_bytes().as_slice()]).await?;
+            let row = connection.query_opt(SELECT_ENDPOINT, &[&id.to_bytes().as_slice(), &tenant]).await?;
             Ok(row.map(|row| endpoint(&row, &self.options.keyring)).transpose()?)
         })
         .await
@@ -184,7 +185,7 @@ impl Database {
 }
 
 const SELECT_NUMBER: &str = "SELECT value FROM counters WHERE name = 'configuration'";
-const SELECT_ENDPOINT: &str = "SELECT * FROM endpoints WHERE id = $1";
+const SELECT_ENDPOINT: &str = "SELECT * FROM endpoints WHERE id = $1 AND ($2::text IS NULL OR tenant = $2)";
 const SELECT_ENDPOINTS_BY_ID: &str = "SELECT * FROM endpoints WHERE id = ANY($1)";
 const SELECT_TENANTS_BY_ID: &str = "SELECT * FROM tenants WHERE id = ANY($1) AND deleted_at_ms IS NULL";
 const SELECT_LANES: &str = "SELECT endpoint, document, version FROM lanes WHERE endpoint = ANY($1)";
@@ -259,7 +260,11 @@ async fn apply(
         Change::RevokeKey { key, tenant } => {
             let tenant = tenant.as_ref().map(TenantId::as_str);
             let revoked = connection.execute(REVOKE_KEY, &[&key.to_bytes().as_slice(), &now.as_millis(), &tenant]).await?;
-            Ok(if revoked == 0 { Err(Refusal::NotFound) } else { Ok(1) })
+            if revoked == 0 {
+                return Ok(Err(Refusal::NotFound));
+            }
+            sessions::end_of_key(connection, *key).await?;
+            Ok(Ok(1))
         }
     }
 }
@@ -290,6 +295,11 @@ async fn create_endpoint(
     now: Timestamp,
 ) -> Result<Result<u64, Refusal>, Problem> {
     let endpoint = &new.endpoint;
+    if let Some(created_at) = new.tenant_created_at
+        && tenant(connection, &endpoint.tenant).await?.is_none_or(|stored| stored.created_at != created_at)
+    {
+        return Ok(Err(Refusal::NotFound));
+    }
     let row = connection.query_one(COUNT_ENDPOINTS, &[&endpoint.tenant.as_str()]).await?;
     if row::column::<i64>(&row, "count")? >= i64::from(new.per_tenant_max) {
         return Ok(Err(Refusal::LimitReached));
@@ -525,6 +535,7 @@ async fn delete_tenant(connection: &Connection, id: &TenantId, now: Timestamp) -
     }
     connection.execute(DELETE_ENDPOINTS, &[&id.as_str(), &now.as_millis()]).await?;
     connection.execute(REVOKE_KEYS, &[&id.as_str(), &now.as_millis()]).await?;
+    sessions::end_of_tenant(connection, id).await?;
     Ok(Ok(1))
 }
 

@@ -24,8 +24,9 @@ use crate::{
 const LOOK_ROWS_MIN: usize = 100;
 
 impl Database {
-    pub(super) async fn delivery(&self, id: DeliveryId) -> Result<Option<DeliveryRow>, Error> {
-        self.read(|connection| async move { by_id(&connection, id).await }).await
+    pub(super) async fn delivery(&self, tenant: Option<TenantId>, id: DeliveryId) -> Result<Option<DeliveryRow>, Error> {
+        let tenant = tenant.as_ref();
+        self.read(|connection| async move { find(&connection, tenant, id).await }).await
     }
 
     pub(super) async fn deliveries(&self, query: DeliveryQuery) -> Result<Page<DeliveryRow>, Error> {
@@ -298,7 +299,7 @@ const SELECT_VERSIONS: &str = "SELECT asked.version, v.url, v.payload_format, v.
        SELECT url, payload_format, header_names FROM endpoint_versions
        WHERE endpoint = $1 AND last_version >= asked.version ORDER BY last_version LIMIT 1) v ON TRUE
      ORDER BY asked.place";
-const SELECT_BY_ID: &str = select_deliveries!("WHERE d.id = $1");
+const SELECT_BY_ID: &str = select_deliveries!("WHERE d.id = $1 AND ($2::text IS NULL OR d.tenant = $2)");
 const SELECT_BY_SEQ: &str = select_deliveries!("WHERE d.seq = ANY($1)");
 const MADE_FOR_ENDPOINT: &str = "SELECT seq FROM deliveries WHERE endpoint = $3 AND seq > $1 AND ($4::text IS NULL OR tenant = $4)
                                  ORDER BY seq LIMIT $2";
@@ -355,7 +356,12 @@ const SELECT_EVENTS_OF_ALL: &str = "SELECT * FROM (
      ORDER BY seq DESC LIMIT $2";
 
 pub(super) async fn by_id(connection: &Connection, id: DeliveryId) -> Result<Option<DeliveryRow>, Problem> {
-    let row = connection.query_opt(SELECT_BY_ID, &[&id.to_bytes().as_slice()]).await?;
+    find(connection, None, id).await
+}
+
+async fn find(connection: &Connection, tenant: Option<&TenantId>, id: DeliveryId) -> Result<Option<DeliveryRow>, Problem> {
+    let tenant = tenant.map(TenantId::as_str);
+    let row = connection.query_opt(SELECT_BY_ID, &[&id.to_bytes().as_slice(), &tenant]).await?;
     Ok(row.as_ref().map(delivery).transpose()?)
 }
 

@@ -253,6 +253,7 @@ impl Database {
             looks.sealed = rest.sealed;
             swept.audit += rest.swept.audit;
             swept.keys += rest.swept.keys;
+            swept.sessions += rest.swept.sessions;
             swept.replays += rest.swept.replays;
             swept.endpoints += rest.swept.endpoints;
             swept.tenants += rest.swept.tenants;
@@ -557,6 +558,8 @@ async fn sweep_minutes(database: &Database, connection: &Connection, limits: &Ho
     Ok((of_endpoints + of_tenants, of_endpoints.max(of_tenants) >= limits.rows_max as u64))
 }
 
+const DELETE_ENDED_SESSIONS: &str = "DELETE FROM sessions WHERE id IN (
+       SELECT id FROM sessions WHERE ends_at_ms <= $1 ORDER BY ends_at_ms LIMIT $2)";
 const DELETE_MINUTES: &str = "DELETE FROM minutes WHERE (endpoint, minute_ms) IN (
        SELECT endpoint, minute_ms FROM minutes WHERE minute_ms < $1 ORDER BY minute_ms LIMIT $2)";
 const DELETE_MINUTES_OF_TENANTS: &str = "DELETE FROM minutes_of_tenants WHERE (tenant, minute_ms) IN (
@@ -587,14 +590,15 @@ async fn sweep_the_rest(
     let mut swept = SweptAway {
         audit: connection.execute(DELETE_AUDIT, &[&(now - millis(limits.audit_kept)), &rows_max]).await?,
         keys: connection.execute(DELETE_ENDED_KEYS, &[&(now - millis(limits.ended_keys_kept)), &rows_max]).await?,
+        sessions: connection.execute(DELETE_ENDED_SESSIONS, &[&now, &rows_max]).await?,
         commands: connection.execute(commands::DELETE_OLD_COMMANDS, &[&rows_max]).await?,
         ..SweptAway::default()
     };
     let commits = connection.execute(DELETE_COMMITS, &[&COMMITS_MAX]).await?;
     let handed_over = connection.execute(DELETE_HANDED_OVER, &[&now, &rows_max]).await?;
     let is_full = |removed: u64| removed >= rows as u64;
-    swept.has_more =
-        commits >= unsigned(COMMITS_MAX) || [swept.audit, swept.keys, swept.commands, handed_over].into_iter().any(is_full);
+    swept.has_more = commits >= unsigned(COMMITS_MAX)
+        || [swept.audit, swept.keys, swept.sessions, swept.commands, handed_over].into_iter().any(is_full);
 
     let kept = connection.query_one(retention::DELETE_OLD_KEPT_EVENTS, &[&now, &from.kept_events, &COPIED_ROWS]).await?;
     swept.events = unsigned(row::column(&kept, "deleted")?);

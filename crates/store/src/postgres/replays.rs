@@ -87,8 +87,13 @@ impl Database {
         }
     }
 
-    pub(super) async fn replay(&self, id: ReplayId) -> Result<Option<ReplayRow>, Error> {
-        self.read(|connection| async move { by_id(&connection, id).await }).await
+    pub(super) async fn replay(&self, tenant: Option<TenantId>, id: ReplayId) -> Result<Option<ReplayRow>, Error> {
+        let tenant = tenant.as_ref().map(TenantId::as_str);
+        self.read(|connection| async move {
+            let row = connection.query_opt(SELECT_REPLAY_OF_TENANT, &[&id.to_bytes().as_slice(), &tenant]).await?;
+            Ok(row.as_ref().map(replay_row).transpose()?)
+        })
+        .await
     }
 
     pub(super) async fn replays(
@@ -752,6 +757,7 @@ async fn by_id(connection: &Connection, id: ReplayId) -> Result<Option<ReplayRow
 }
 
 const SELECT_REPLAY: &str = "SELECT * FROM replays WHERE id = $1";
+const SELECT_REPLAY_OF_TENANT: &str = "SELECT * FROM replays WHERE id = $1 AND ($2::text IS NULL OR tenant = $2)";
 
 fn replay_row(row: &Row) -> Result<ReplayRow, Error> {
     Ok(ReplayRow {

@@ -10,7 +10,7 @@ use posthaste_core::time::Timestamp;
 use rusqlite::{Connection, Row, named_params, params};
 
 use super::writer::State;
-use super::{SMALL, Sqlite, file, lanes, routing, row};
+use super::{SMALL, Sqlite, file, lanes, routing, row, sessions};
 use crate::columns::{limit, lines, millis, scopes, signed, status, status_columns, unsigned};
 use crate::document::{self, EndpointColumns};
 use crate::endpoint_versions::{VersionColumns, header_names};
@@ -51,11 +51,12 @@ impl Sqlite {
         .await
     }
 
-    pub(super) async fn endpoint(&self, id: EndpointId) -> Result<Option<StoredEndpoint>, Error> {
+    pub(super) async fn endpoint(&self, tenant: Option<TenantId>, id: EndpointId) -> Result<Option<StoredEndpoint>, Error> {
         let store = self.clone();
         self.read(move |connection| {
-            let mut select = connection.prepare_cached("SELECT * FROM endpoints WHERE id = ?1")?;
-            row::first(select.query([id.to_bytes()])?, |row| endpoint(row, &store.0.options.keyring))
+            let mut select = connection.prepare_cached("SELECT * FROM endpoints WHERE id = ?1 AND (?2 IS NULL OR tenant = ?2)")?;
+            let rows = select.query(params![id.to_bytes(), tenant.as_ref().map(TenantId::as_str)])?;
+            row::first(rows, |row| endpoint(row, &store.0.options.keyring))
         })
         .await
     }
@@ -221,7 +222,11 @@ fn apply(connection: &Connection, keyring: &Keyring, change: &Change, now: Times
                     "UPDATE keys SET revoked_at_ms = coalesce(revoked_at_ms, ?2) WHERE id = ?1 AND (?3 IS NULL OR tenant = ?3)",
                 )?
                 .execute(params![key.to_bytes(), now.as_millis(), tenant.as_ref().map(TenantId::as_str)])?;
-            Ok(if revoked == 0 { Err(Refusal::NotFound) } else { Ok(1) })
+            if revoked == 0 {
+                return Ok(Err(Refusal::NotFound));
+            }
+            sessions::end_of_key(connection, *key)?;
+            Ok(Ok(1))
         }
     }
 }
@@ -233,6 +238,11 @@ fn create_endpoint(
     now: Timestamp,
 ) -> Result<Result<u64, Refusal>, Error> {
     let endpoint = &new.endpoint;
+    if let Some(created_at) = new.tenant_created_at
+        && tenant(connection, &endpoint.tenant)?.is_none_or(|stored| stored.created_at != created_at)
+    {
+        return Ok(Err(Refusal::NotFound));
+    }
     let count: i64 = connection
         .prepare_cached("SELECT count(*) FROM endpoints WHERE tenant = ?1 AND deleted_at_ms IS NULL")?
         .query_row([endpoint.tenant.as_str()], |row| row.get(0))?;
@@ -430,6 +440,7 @@ fn delete_tenant(connection: &Connection, id: &TenantId, now: Timestamp) -> Resu
     connection
         .prepare_cached("UPDATE keys SET revoked_at_ms = coalesce(revoked_at_ms, ?2) WHERE tenant = ?1")?
         .execute(params![id.as_str(), now.as_millis()])?;
+    sessions::end_of_tenant(connection, id)?;
     Ok(Ok(1))
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -74,6 +74,10 @@ pub(super) fn open(data_dir: &Path, options: &Options) -> Result<Opened, Error> 
         Error::Corrupt { what } => damaged(data_dir, &format!("its {what} is not readable")),
         other @ (Error::Unknown | Error::Overloaded { .. } | Error::Unusable(_) | Error::TooNew) => other,
     };
+    // Before SQLite makes them, which gives its other files the mode of the database.
+    for name in [DATABASE.to_owned(), format!("{DATABASE}-wal"), format!("{DATABASE}-shm")] {
+        make_private(&data_dir.join(&name), name == DATABASE).map_err(|error| unusable("cannot be written to", &error))?;
+    }
     let mut connection = connect(&path).map_err(check)?;
     if !is_empty {
         // A first start that was killed leaves a file without tables, and nobody was ever told anything of it.
@@ -104,6 +108,19 @@ pub(super) fn open(data_dir: &Path, options: &Options) -> Result<Opened, Error> 
     let marker = open_ours(MARKER).map_err(|error| unusable("cannot be written to", &error))?;
     let epoch = u64::try_from(epoch).map_err(|_| Error::Corrupt { what: "epoch" })?;
     Ok(Opened { connection, path, lock, marker, marker_path, epoch })
+}
+
+/// For its owner alone, whoever may look into the directory.
+fn make_private(path: &Path, is_made: bool) -> std::io::Result<()> {
+    let opened = OpenOptions::new().read(true).write(true).create(is_made).truncate(false).mode(0o600).open(path);
+    let file = match opened {
+        Ok(file) => file,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let mode = file.metadata()?.permissions().mode() & 0o777;
+    let is_private = (mode & !0o700) == 0;
+    if is_private { Ok(()) } else { file.set_permissions(std::fs::Permissions::from_mode(0o600)) }
 }
 
 fn damaged(data_dir: &Path, what: &str) -> Error {

@@ -18,8 +18,8 @@ use crate::{
 };
 
 impl Sqlite {
-    pub(super) async fn delivery(&self, id: DeliveryId) -> Result<Option<DeliveryRow>, Error> {
-        self.read(move |connection| by_id(connection, id)).await
+    pub(super) async fn delivery(&self, tenant: Option<TenantId>, id: DeliveryId) -> Result<Option<DeliveryRow>, Error> {
+        self.read(move |connection| find(connection, tenant.as_ref(), id)).await
     }
 
     pub(super) async fn deliveries(&self, query: DeliveryQuery) -> Result<Page<DeliveryRow>, Error> {
@@ -218,9 +218,13 @@ pub(super) const SELECT: &str = concat!(
 );
 
 pub(super) fn by_id(connection: &Connection, id: DeliveryId) -> Result<Option<DeliveryRow>, Error> {
+    find(connection, None, id)
+}
+
+fn find(connection: &Connection, tenant: Option<&TenantId>, id: DeliveryId) -> Result<Option<DeliveryRow>, Error> {
     let Some(seq) = seq_of(connection, id)? else { return Ok(None) };
-    let mut select = connection.prepare_cached(&format!("{SELECT} WHERE d.seq = ?1"))?;
-    row::first(select.query([seq])?, delivery)
+    let mut select = connection.prepare_cached(&format!("{SELECT} WHERE d.seq = ?1 AND (?2 IS NULL OR d.tenant = ?2)"))?;
+    row::first(select.query(params![seq, tenant.map(TenantId::as_str)])?, delivery)
 }
 
 /// Whoever writes gives ids out in the order of the rows, over restarts and whatever the clock does: each look halves what is left.

@@ -391,6 +391,12 @@ impl Step<'_> {
         self.swept.keys += self
             .remove(progress, keys, |turn, _, id: &Vec<u8>| Ok(turn.execute_often("DELETE FROM keys WHERE id = ?1", [id])? as u64))
             .await?;
+        let sessions = self.look(now, rows, SELECT_ENDED_SESSIONS, |row| row.get(0)).await?;
+        self.swept.sessions += self
+            .remove(progress, sessions, move |turn, _, id: &Vec<u8>| {
+                Ok(turn.execute_often("DELETE FROM sessions WHERE id = ?1 AND ends_at_ms <= ?2", params![id, now])? as u64)
+            })
+            .await?;
         self.delete_replays(progress, rows).await?;
         self.delete_endpoints(progress, rows).await?;
         self.delete_versions(progress, rows).await?;
@@ -606,6 +612,7 @@ const SELECT_HANDED_OVER: &str = "SELECT delivery_seq FROM handed_over WHERE unt
 const DELETE_HANDED_OVER: &str = "DELETE FROM handed_over WHERE delivery_seq = ?1 AND until_ms <= ?2";
 const SELECT_ENDED_KEYS: &str = "SELECT id FROM keys WHERE coalesce(revoked_at_ms, expires_at_ms) IS NOT NULL
      AND coalesce(revoked_at_ms, expires_at_ms) <= ?1 ORDER BY coalesce(revoked_at_ms, expires_at_ms) LIMIT ?2";
+const SELECT_ENDED_SESSIONS: &str = "SELECT id FROM sessions WHERE ends_at_ms <= ?1 ORDER BY ends_at_ms LIMIT ?2";
 const SELECT_REPLAYS: &str = "SELECT r.ended_at_ms, r.id,
        r.ended_at_ms <= ?3 - coalesce((SELECT t.retention_ms FROM tenants t WHERE t.id = r.tenant), ?4) AS is_old
      FROM replays r WHERE r.ended_at_ms IS NOT NULL AND (r.ended_at_ms, r.id) > (?1, ?2) ORDER BY r.ended_at_ms, r.id LIMIT ?5";
@@ -749,6 +756,7 @@ mod tests {
             (SELECT_MINUTES_OF_TENANTS, "minutes_of_tenants_by_age (minute_ms<?"),
             (SELECT_HANDED_OVER, "handed_over_by_deadline (until_ms<?"),
             (SELECT_ENDED_KEYS, "keys_ended (<expr><?"),
+            (SELECT_ENDED_SESSIONS, "sessions_by_end (ends_at_ms<?"),
             (SELECT_REPLAYS, "replays_ended ((ended_at_ms,id)>(?,?)"),
             (SELECT_DELETED_ENDPOINTS, "endpoints_deleted ((deleted_at_ms,id)>(?,?)"),
             (SELECT_DELETED_ENDPOINTS, "deliveries_by_endpoint (endpoint=?"),

@@ -16,6 +16,7 @@ mod retention;
 mod routing;
 mod row;
 mod row_numbers;
+mod sessions;
 mod statistics;
 mod writer;
 
@@ -238,10 +239,11 @@ mod verbs {
     use super::{Feed, Sqlite};
     use crate::{
         Answer, Applied, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command,
-        Commanded, Commands, Configured, DeliveryQuery, DeliveryRow, EndpointQuery, EndpointVersion, EventQuery, EventRow, GivenUp,
-        HandedOver, Housekeeping, Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NodeId, Overdue, Page,
-        Partition, PlaceQuery, Published, Record, RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow, SealedValues,
-        StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
+        Commanded, Commands, Configured, DeliveryQuery, DeliveryRow, EndSessions, EndpointQuery, EndpointVersion, EventQuery,
+        EventRow, GivenUp, HandedOver, Housekeeping, Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay,
+        NewSession, NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordedAs, Refusal, ReplayCount,
+        ReplayFilter, ReplayRow, SealedValues, SessionQuery, StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredSession,
+        StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
     };
 
     impl Store for Sqlite {
@@ -303,7 +305,7 @@ mod verbs {
         verbs! {
             configure(change: Change, audit: Audit) -> Result<Configured, Refusal>;
             configuration_number() -> u64;
-            endpoint(id: EndpointId) -> Option<StoredEndpoint>;
+            endpoint(tenant: Option<TenantId>, id: EndpointId) -> Option<StoredEndpoint>;
             tenant_versions(tenants: Vec<TenantId>) -> Vec<u64>;
             endpoints(query: EndpointQuery) -> Vec<StoredEndpoint>;
             tenant(id: TenantId) -> Option<StoredTenant>;
@@ -312,6 +314,11 @@ mod verbs {
             key(hash: KeyHash) -> Option<Key>;
             keys(before: Option<KeyId>, limit: usize) -> Vec<Key>;
             keys_used(used: Vec<(KeyId, Timestamp)>) -> ();
+            create_session(session: NewSession, audit: Audit) -> Result<(), Refusal>;
+            start_session(code: KeyHash, token: KeyHash, audit: Audit) -> Option<StoredSession>;
+            session(token: KeyHash) -> Option<StoredSession>;
+            sessions(query: SessionQuery) -> Vec<StoredSession>;
+            end_sessions(which: EndSessions, audit: Audit) -> u64;
             note(audit: Audit) -> ();
             audit(tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> Vec<AuditRow>;
             publish(events: Vec<NewEvent>) -> Vec<Published>;
@@ -329,7 +336,7 @@ mod verbs {
             backlog(query: BacklogQuery) -> Backlog;
             ahead(query: PlaceQuery) -> Option<u64>;
             restamp(endpoint: EndpointId, after: Seq, limit: usize) -> Option<Seq>;
-            delivery(id: DeliveryId) -> Option<DeliveryRow>;
+            delivery(tenant: Option<TenantId>, id: DeliveryId) -> Option<DeliveryRow>;
             deliveries(query: DeliveryQuery) -> Page<DeliveryRow>;
             made_after(query: MadeAfter) -> Vec<Seq>;
             deliveries_at(rows: Vec<Seq>) -> Vec<DeliveryRow>;
@@ -342,7 +349,7 @@ mod verbs {
             events(query: EventQuery) -> Page<EventRow>;
             create_replay(replay: NewReplay, audit: Audit) -> ReplayRow;
             count_replay(filter: ReplayFilter) -> ReplayCount;
-            replay(id: ReplayId) -> Option<ReplayRow>;
+            replay(tenant: Option<TenantId>, id: ReplayId) -> Option<ReplayRow>;
             replays(tenant: Option<TenantId>, before: Option<ReplayId>, limit: usize) -> Vec<ReplayRow>;
             running_replays() -> Vec<ReplayRow>;
             step_replay(id: ReplayId, limit: usize, unfinished_max: usize) -> Option<ReplayRow>;

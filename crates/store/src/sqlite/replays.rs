@@ -86,8 +86,12 @@ impl Sqlite {
         }
     }
 
-    pub(super) async fn replay(&self, id: ReplayId) -> Result<Option<ReplayRow>, Error> {
-        self.read(move |connection| by_id(connection, id)).await
+    pub(super) async fn replay(&self, tenant: Option<TenantId>, id: ReplayId) -> Result<Option<ReplayRow>, Error> {
+        self.read(move |connection| {
+            let mut select = connection.prepare_cached("SELECT * FROM replays WHERE id = ?1 AND (?2 IS NULL OR tenant = ?2)")?;
+            row::first(select.query(params![id.to_bytes(), tenant.as_ref().map(TenantId::as_str)])?, replay_row)
+        })
+        .await
     }
 
     pub(super) async fn replays(

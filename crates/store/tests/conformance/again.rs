@@ -181,7 +181,7 @@ async fn a_replay_can_be_cancelled_and_its_key_makes_it_once(world: World) {
     assert_eq!(world.store.step_replay(nobody, 5, 5).await.unwrap(), None);
     assert_eq!(world.store.replays(Some(tenant("acme")), None, 10).await.unwrap().len(), 1);
     assert_eq!(world.store.replays(Some(tenant("globex")), None, 10).await.unwrap(), []);
-    assert_eq!(world.store.replay(row.id).await.unwrap().unwrap().state, ReplayState::Cancelled);
+    assert_eq!(world.store.replay(None, row.id).await.unwrap().unwrap().state, ReplayState::Cancelled);
 }
 
 async fn a_replay_waits_while_too_much_of_it_is_unfinished(world: World) {
@@ -237,7 +237,7 @@ async fn i17_an_endpoint_that_takes_nothing_now_stops_no_other(world: World) {
         assert_balanced(&step);
         deliver_all(&world, &healthy).await;
     }
-    let now = world.store.replay(row.id).await.unwrap().unwrap();
+    let now = world.store.replay(None, row.id).await.unwrap().unwrap();
     assert_eq!((now.created, now.remaining(), now.state), (3 + 9, 6, ReplayState::Running));
     assert_eq!(unfinished(&world, &stuck).await.len(), 3);
     let options = world.options.clone();
@@ -246,7 +246,7 @@ async fn i17_an_endpoint_that_takes_nothing_now_stops_no_other(world: World) {
         deliver_all(&world, &stuck).await;
         world.store.step_replay(row.id, 2, 3).await.unwrap().unwrap();
     }
-    let done = world.store.replay(row.id).await.unwrap().unwrap();
+    let done = world.store.replay(None, row.id).await.unwrap().unwrap();
     assert_eq!((done.created, done.skipped, done.state), (18, Skipped::default(), ReplayState::Done));
     assert_balanced(&done);
 }
@@ -271,7 +271,7 @@ async fn i17_more_endpoints_than_one_step_looks_at_all_get_their_turn(world: Wor
             deliver_all(&world, endpoint).await;
         }
     }
-    let now = world.store.replay(row.id).await.unwrap().unwrap();
+    let now = world.store.replay(None, row.id).await.unwrap().unwrap();
     assert_eq!((now.created, now.remaining()), (68 + 2 * 3, 68 * 2));
 }
 

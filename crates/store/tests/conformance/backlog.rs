@@ -77,7 +77,7 @@ async fn a_backlog_that_is_too_large_is_counted_in_part_and_says_so(world: World
     let few = world.store.backlog(BacklogQuery { lanes_max: 2, ..query(&world) }).await.unwrap();
     assert_eq!((few.lanes.len(), few.is_whole), (2, false));
     let acme = whole.lanes[0].endpoint;
-    let tenant = world.store.endpoint(acme).await.unwrap().unwrap().endpoint.tenant;
+    let tenant = world.store.endpoint(None, acme).await.unwrap().unwrap().endpoint.tenant;
     let few = world.store.backlog(BacklogQuery { whose: Whose::Tenant(tenant), lanes_max: 2, ..query(&world) }).await.unwrap();
     assert_eq!((few.lanes.len(), few.is_whole), (2, false));
 }

@@ -29,6 +29,17 @@ crate::conform! {
     a_note_is_in_the_audit_log_and_changes_nothing
     what_is_not_there_is_refused_and_leaves_no_trace
     an_owner_takes_endpoints_up_with_all_it_needs_and_hears_of_changes
+    what_belongs_to_another_tenant_is_not_found_by_its_id
+}
+
+async fn what_belongs_to_another_tenant_is_not_found_by_its_id(world: World) {
+    let endpoint = world.endpoint("acme").await;
+    let delivery = world.delivery("acme").await;
+    let (acme, globex) = (Some(tenant("acme")), Some(tenant("globex")));
+    assert!(world.store.endpoint(acme.clone(), endpoint.id).await.unwrap().is_some());
+    assert_eq!(world.store.endpoint(globex.clone(), endpoint.id).await.unwrap(), None);
+    assert!(world.store.delivery(acme, delivery.id).await.unwrap().is_some());
+    assert_eq!(world.store.delivery(globex, delivery.id).await.unwrap(), None);
 }
 
 async fn an_endpoint_is_kept_with_all_that_was_said_about_it(world: World) {
@@ -43,7 +54,7 @@ async fn an_endpoint_is_kept_with_all_that_was_said_about_it(world: World) {
         ..world.new_endpoint("acme")
     };
     world.add(&endpoint).await.unwrap();
-    let stored = world.store.endpoint(endpoint.id).await.unwrap().unwrap();
+    let stored = world.store.endpoint(None, endpoint.id).await.unwrap().unwrap();
     assert_eq!(stored.endpoint, endpoint);
     assert_eq!((stored.version, stored.deleted_at, stored.partition), (1, None, partition_of(&endpoint.tenant)));
     assert_eq!(stored.secrets, [StoredSecret { secret: SecretText("whsec_canary".to_owned()), until: None }]);
@@ -54,7 +65,7 @@ async fn an_endpoint_is_kept_with_all_that_was_said_about_it(world: World) {
     ];
     let change = Change::ReplaceSecrets { endpoint: endpoint.id, secrets: rotated.clone() };
     assert_eq!(world.configure(change).await.unwrap().version, 2);
-    let stored = world.store.endpoint(endpoint.id).await.unwrap().unwrap();
+    let stored = world.store.endpoint(None, endpoint.id).await.unwrap().unwrap();
     assert_eq!((stored.secrets, stored.endpoint.headers), (rotated, endpoint.headers));
 }
 
@@ -100,7 +111,7 @@ async fn endpoints_are_listed_newest_first_in_pages(world: World) {
     assert_eq!(list(all.clone()).await, [made[3], made[2], made[1], made[0]]);
     world.configure(Change::DeleteEndpoint { endpoint: made[2] }).await.unwrap();
     assert_eq!(list(all).await, [made[3], made[1], made[0]]);
-    assert!(world.store.endpoint(made[2]).await.unwrap().unwrap().deleted_at.is_some(), "its history has a name");
+    assert!(world.store.endpoint(None, made[2]).await.unwrap().unwrap().deleted_at.is_some(), "its history has a name");
 }
 
 async fn a_uid_is_taken_once_per_tenant_until_its_endpoint_is_deleted(world: World) {
@@ -129,7 +140,7 @@ async fn a_change_that_was_made_by_somebody_else_meanwhile_is_not_overwritten(wo
     };
     assert_eq!(world.configure(change("https://one.example/", Some(1))).await.unwrap().version, 2);
     assert_eq!(world.configure(change("https://two.example/", Some(1))).await, Err(Refusal::Stale));
-    let stored = world.store.endpoint(endpoint.id).await.unwrap().unwrap();
+    let stored = world.store.endpoint(None, endpoint.id).await.unwrap().unwrap();
     assert_eq!((stored.endpoint.url.as_str(), stored.version), ("https://one.example/", 2));
     assert_eq!(stored.secrets.len(), 1, "its secret stays");
     let secrets = vec![StoredSecret { secret: SecretText("whsec_another".to_owned()), until: None }];
@@ -139,9 +150,9 @@ async fn a_change_that_was_made_by_somebody_else_meanwhile_is_not_overwritten(wo
         secrets: Some(secrets.clone()),
     };
     assert_eq!(world.configure(both(Some(1))).await, Err(Refusal::Stale));
-    assert_eq!(world.store.endpoint(endpoint.id).await.unwrap().unwrap().secrets, stored.secrets, "neither");
+    assert_eq!(world.store.endpoint(None, endpoint.id).await.unwrap().unwrap().secrets, stored.secrets, "neither");
     world.configure(both(Some(2))).await.unwrap();
-    let changed = world.store.endpoint(endpoint.id).await.unwrap().unwrap();
+    let changed = world.store.endpoint(None, endpoint.id).await.unwrap().unwrap();
     assert_eq!((changed.endpoint.signing, changed.secrets), (Signing::StandardEd25519, secrets), "both");
 }
 
@@ -159,10 +170,10 @@ async fn secrets_are_sealed_and_open_after_the_master_key_was_rotated(world: Wor
     let before = MasterKey::from_base64("MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=").unwrap();
     let rotated = Options { keyring: Keyring::new(MasterKey::generate(), vec![before]), ..world.options.clone() };
     let world = world.reopened(rotated.clone()).await;
-    assert_eq!(world.store.endpoint(endpoint.id).await.unwrap().unwrap().secrets[0].secret.0, "whsec_canary");
+    assert_eq!(world.store.endpoint(None, endpoint.id).await.unwrap().unwrap().secrets[0].secret.0, "whsec_canary");
     assert_eq!(world.store.sweep_away(Housekeeping::default()).await.unwrap().resealed, 1);
     assert_eq!(world.store.sweep_away(Housekeeping::default()).await.unwrap().resealed, 0);
-    assert_eq!(world.store.endpoint(endpoint.id).await.unwrap().unwrap().secrets[0].secret.0, "whsec_canary");
+    assert_eq!(world.store.endpoint(None, endpoint.id).await.unwrap().unwrap().secrets[0].secret.0, "whsec_canary");
     drop((old, rotated));
 }
 
@@ -189,7 +200,7 @@ async fn tenants_come_into_being_change_and_go(world: World) {
     assert_eq!(names(Some("acme")).await, ["globex"]);
     world.configure(Change::DeleteTenant { tenant: tenant("acme") }).await.unwrap();
     assert_eq!(world.store.tenant(tenant("acme")).await.unwrap(), None);
-    assert!(world.store.endpoint(endpoint.id).await.unwrap().unwrap().deleted_at.is_some());
+    assert!(world.store.endpoint(None, endpoint.id).await.unwrap().unwrap().deleted_at.is_some());
     assert_eq!(world.configure(Change::DeleteTenant { tenant: tenant("acme") }).await, Err(Refusal::NotFound));
     assert_eq!(names(None).await, ["globex"]);
 }
@@ -327,7 +338,7 @@ async fn what_is_not_there_is_refused_and_leaves_no_trace(world: World) {
     ] {
         assert_eq!(world.configure(change.clone()).await, Err(Refusal::NotFound), "{change:?}");
     }
-    assert_eq!(world.store.endpoint(nobody.id).await.unwrap(), None);
+    assert_eq!(world.store.endpoint(None, nobody.id).await.unwrap(), None);
     assert_eq!(world.store.configuration_number().await.unwrap(), number);
     assert_eq!(world.store.audit(None, None, 10).await.unwrap(), []);
 }

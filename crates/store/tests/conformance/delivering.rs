@@ -293,7 +293,7 @@ async fn a_410_disables_with_the_attempt_that_said_so(world: World) {
     let recorded = Recorded::Attempt { seq: delivery.seq, attempt: world.attempt(1, 410), state };
     let record = Record { disables_endpoint: Some(DisableReason::Gone), ..world.record(&delivery, recorded) };
     assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordedAs::Done]);
-    assert_eq!(world.store.endpoint(endpoint.id).await.unwrap().unwrap().endpoint.status, Status::Disabled);
+    assert_eq!(world.store.endpoint(None, endpoint.id).await.unwrap().unwrap().endpoint.status, Status::Disabled);
     assert!(world.store.configuration_number().await.unwrap() > number, "others hear of it");
     let audit = world.store.audit(None, None, 1).await.unwrap().remove(0).audit;
     assert_eq!((audit.action.as_str(), audit.disable_reason()), (AUTO_DISABLED, Some(DisableReason::Gone)));

@@ -191,7 +191,7 @@ async fn an_old_delivery_keeps_the_url_that_was_used(world: World) {
     let first_url = endpoint.url.clone();
     let url = |delivery: &DeliveryRow| {
         let (store, id) = (Arc::clone(&world.store), delivery.id);
-        async move { store.delivery(id).await.unwrap().unwrap().endpoint_url }
+        async move { store.delivery(None, id).await.unwrap().unwrap().endpoint_url }
     };
     let (old, untried) = (world.delivery("acme").await, world.delivery("acme").await);
     let due = later(world.store.now(), 60);

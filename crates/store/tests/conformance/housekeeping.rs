@@ -108,7 +108,7 @@ async fn i8_only_what_has_ended_long_ago_is_forgotten(world: World) {
     world.deliver(&young).await;
     assert_eq!(sweep_all(&world).await.deliveries, 4);
     for row in &rows[..4] {
-        assert_eq!(world.store.delivery(row.id).await.unwrap(), None);
+        assert_eq!(world.store.delivery(None, row.id).await.unwrap(), None);
         assert_eq!(world.store.attempts(row.id).await.unwrap(), []);
         assert_eq!(world.store.event(Some(tenant("acme")), row.event.clone()).await.unwrap(), None);
     }
@@ -141,11 +141,11 @@ async fn a_tenant_without_its_own_retention_follows_the_servers(world: World) {
     let young = world.delivery("born").await;
     world.deliver(&young).await;
     assert_eq!(sweep_all(&world).await.deliveries, 1);
-    assert_eq!(world.store.delivery(ours.id).await.unwrap(), None);
+    assert_eq!(world.store.delivery(None, ours.id).await.unwrap(), None);
     days_pass(&world, 10);
     assert_eq!(sweep_all(&world).await.deliveries, 1);
-    assert_eq!(world.store.delivery(young.id).await.unwrap(), None);
-    assert!(world.store.delivery(others.id).await.unwrap().is_some(), "it sets its own");
+    assert_eq!(world.store.delivery(None, young.id).await.unwrap(), None);
+    assert!(world.store.delivery(None, others.id).await.unwrap().is_some(), "it sets its own");
     // And back: what is kept follows from the setting, not from when the tenant was made.
     let options = Options { retention: Retention::default(), ..world.options.clone() };
     let world = world.reopened(options).await;
@@ -250,8 +250,8 @@ async fn a_deleted_tenant_goes_by_and_by(world: World) {
     world.deliver(&theirs).await;
     world.configure(Change::DeleteTenant { tenant: tenant("acme") }).await.unwrap();
     assert_eq!(sweep_all(&world).await.deliveries, 1);
-    assert_eq!(world.store.delivery(mine.id).await.unwrap(), None);
-    assert!(world.store.delivery(theirs.id).await.unwrap().is_some());
+    assert_eq!(world.store.delivery(None, mine.id).await.unwrap(), None);
+    assert!(world.store.delivery(None, theirs.id).await.unwrap().is_some());
 }
 
 async fn a_raised_retention_is_kept_for_what_was_there_before(world: World) {
@@ -358,7 +358,7 @@ async fn i8_what_was_passed_over_goes_once_it_has_ended_wherever_it_is(world: Wo
     assert_eq!(sweep_all(&world).await.deliveries, 0, "it has not been kept for long enough");
     days_pass(&world, 5);
     assert_eq!(sweep_all(&world).await.deliveries, 1);
-    assert_eq!(world.store.delivery(rows[60].id).await.unwrap(), None);
+    assert_eq!(world.store.delivery(None, rows[60].id).await.unwrap(), None);
     assert_eq!(count(&world, "acme").await, 299, "I8: what waits is never deleted");
     assert_eq!(world.store.overdue(500).await.unwrap().len(), 299, "and its owner is told to end it");
 }
@@ -422,8 +422,8 @@ async fn a_tenant_that_is_created_again_keeps_its_new_rows(world: World) {
     let new = world.delivery("acme").await;
     world.deliver(&new).await;
     assert_eq!(sweep_all(&world).await.deliveries, 1);
-    assert_eq!(world.store.delivery(old.id).await.unwrap(), None, "what the deleted one left goes");
-    assert!(world.store.delivery(new.id).await.unwrap().is_some(), "what the new one has stays");
+    assert_eq!(world.store.delivery(None, old.id).await.unwrap(), None, "what the deleted one left goes");
+    assert!(world.store.delivery(None, new.id).await.unwrap().is_some(), "what the new one has stays");
     assert!(world.store.event(Some(tenant("acme")), new.event.clone()).await.unwrap().is_some());
     days_pass(&world, 2);
     assert_eq!(sweep_all(&world).await.tenants, 0, "it is not deleted");
@@ -491,13 +491,13 @@ async fn what_nobody_refers_to_any_more_is_removed(world: World) {
         (lanes, commands),
         "of an endpoint that never was, and asked by somebody who is gone"
     );
-    assert!(world.store.endpoint(endpoint.id).await.unwrap().is_some());
+    assert!(world.store.endpoint(None, endpoint.id).await.unwrap().is_some());
     days_pass(&world, 25);
     let swept = sweep_all(&world).await;
     assert_eq!((swept.deliveries, swept.endpoints, swept.keys, swept.replays), (2, 1, 2, 1), "{swept:?}");
-    assert_eq!(world.store.endpoint(endpoint.id).await.unwrap(), None, "with its secrets");
-    assert!(world.store.endpoint(kept.id).await.unwrap().is_some());
-    assert_eq!(world.store.replay(replay.id).await.unwrap(), None);
+    assert_eq!(world.store.endpoint(None, endpoint.id).await.unwrap(), None, "with its secrets");
+    assert!(world.store.endpoint(None, kept.id).await.unwrap().is_some());
+    assert_eq!(world.store.replay(None, replay.id).await.unwrap(), None);
     let keys = world.store.keys(None, 10).await.unwrap();
     assert_eq!(keys.iter().map(|key| key.name.as_str()).collect::<Vec<_>>(), ["used"]);
     let audit = world.store.audit(None, None, 100).await.unwrap();

@@ -94,7 +94,7 @@ impl World {
 
     pub(crate) async fn add(&self, endpoint: &Endpoint) -> Result<Configured, Refusal> {
         let secrets = vec![StoredSecret { secret: SecretText("whsec_canary".to_owned()), until: None }];
-        let new = NewEndpoint { endpoint: endpoint.clone(), secrets, per_tenant_max: 5 };
+        let new = NewEndpoint { endpoint: endpoint.clone(), secrets, per_tenant_max: 5, tenant_created_at: None };
         self.configure(Change::CreateEndpoint(Box::new(new))).await
     }
 
@@ -147,7 +147,7 @@ impl World {
     }
 
     pub(crate) async fn row(&self, delivery: &DeliveryRow) -> DeliveryRow {
-        self.store.delivery(delivery.id).await.unwrap().unwrap()
+        self.store.delivery(None, delivery.id).await.unwrap().unwrap()
     }
 
     pub(crate) fn attempt(&self, number: u32, status: u16) -> Box<AttemptRecord> {

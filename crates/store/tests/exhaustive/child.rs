@@ -158,7 +158,7 @@ async fn writes_until_it_is_killed() {
     if store.endpoints(query).await.unwrap().is_empty() {
         let id = EndpointId::from_unique(store.unique());
         let endpoint = Endpoint::new(id, tenant(), "https://example.com/".to_owned(), store.now());
-        let new = NewEndpoint { endpoint, secrets: vec![], per_tenant_max: 1 };
+        let new = NewEndpoint { endpoint, secrets: vec![], per_tenant_max: 1, tenant_created_at: None };
         store.configure(Change::CreateEndpoint(Box::new(new)), audit()).await.unwrap().unwrap();
     }
     let node = NodeId(1);

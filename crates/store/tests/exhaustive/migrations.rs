@@ -36,7 +36,7 @@ async fn works(store: &dyn Store) -> EventId {
     if store.endpoints(posthaste_store::EndpointQuery { limit: 1, ..Default::default() }).await.unwrap().is_empty() {
         let id = EndpointId::from_unique(store.unique());
         let endpoint = Endpoint::new(id, tenant(), "https://example.com/".to_owned(), store.now());
-        let new = NewEndpoint { endpoint, secrets: vec![], per_tenant_max: 1 };
+        let new = NewEndpoint { endpoint, secrets: vec![], per_tenant_max: 1, tenant_created_at: None };
         store.configure(Change::CreateEndpoint(Box::new(new)), audit()).await.unwrap().unwrap();
     }
     let event = Event {
@@ -201,14 +201,14 @@ async fn deliveries_are_found_by_their_ids_though_the_clock_was_set_back_and_som
     let rows = store.deliveries(DeliveryQuery { limit: 100, ..DeliveryQuery::default() }).await.unwrap().rows;
     assert!(rows.len() > 10 && rows.iter().any(|row| row.id.to_bytes().starts_with(&[0x0f, 0xff])), "{}", rows.len());
     for row in &rows {
-        assert_eq!(store.delivery(row.id).await.unwrap().map(|found| found.seq), Some(row.seq));
+        assert_eq!(store.delivery(None, row.id).await.unwrap().map(|found| found.seq), Some(row.seq));
         let of_event = DeliveryQuery { event: Some(row.event.clone()), limit: 10, ..DeliveryQuery::default() };
         let found = store.deliveries(of_event).await.unwrap().rows;
         assert_eq!(found.iter().map(|row| row.id).collect::<Vec<_>>(), [row.id], "one for each event");
     }
     let absent = [DeliveryId::from_bytes([0; 16]), DeliveryId::from_bytes([0xff; 16]), DeliveryId::from_unique(store.unique())];
     for id in absent {
-        assert!(store.delivery(id).await.unwrap().is_none());
+        assert!(store.delivery(None, id).await.unwrap().is_none());
         assert!(store.attempts(id).await.unwrap().is_empty());
     }
     store.close().await.unwrap();
@@ -228,7 +228,7 @@ async fn i42_what_an_older_version_has_written_is_brought_up_to_date_and_a_newer
     assert!(found.data.is_some(), "old rows are there");
     assert_eq!(found.deliveries.iter().sum::<u64>(), 1, "and their deliveries are still theirs");
     let theirs = store.deliveries(DeliveryQuery { event: Some(event), limit: 10, ..DeliveryQuery::default() }).await.unwrap().rows;
-    assert_eq!(store.delivery(theirs[0].id).await.unwrap().unwrap().seq, theirs[0].seq);
+    assert_eq!(store.delivery(None, theirs[0].id).await.unwrap().unwrap().seq, theirs[0].seq);
     store.count().await.unwrap();
     works(&store).await;
     store.close().await.unwrap();

@@ -32,7 +32,7 @@ fn audit() -> Audit {
 async fn endpoint(store: &Postgres, of: &str) -> EndpointId {
     let id = EndpointId::from_unique(store.unique());
     let endpoint = Endpoint::new(id, tenant(of), "https://example.com/hooks".to_owned(), store.now());
-    let new = NewEndpoint { endpoint, secrets: vec![], per_tenant_max: 500 };
+    let new = NewEndpoint { endpoint, secrets: vec![], per_tenant_max: 500, tenant_created_at: None };
     store.configure(Change::CreateEndpoint(Box::new(new)), audit()).await.unwrap().unwrap();
     id
 }
@@ -438,7 +438,7 @@ async fn a_change_of_quiet_hours_waits_for_those_who_publish_and_no_other_change
     let server = Server::start();
     let store = Postgres::connect(&server.url(), options()).await.unwrap();
     let id = endpoint(&store, "acme").await;
-    let stored = store.endpoint(id).await.unwrap().unwrap().endpoint;
+    let stored = store.endpoint(None, id).await.unwrap().unwrap().endpoint;
     let replaced =
         |endpoint: Endpoint| Change::ReplaceEndpoint { endpoint: Box::new(endpoint), secrets: None, expected_version: None };
     let publishing = by_hand(&server).await;

@@ -13,16 +13,16 @@ use std::time::{Duration, Instant};
 use posthaste_core::delivery::{CancelReason, DeadReason, Outcome, State, Timings};
 use posthaste_core::endpoint::{Endpoint, Override};
 use posthaste_core::event::{Data, Event, EventType, Timing, TypePatterns};
-use posthaste_core::id::{AttemptId, EndpointId, EventId, KeyId, ReplayId, TenantId};
+use posthaste_core::id::{AttemptId, EndpointId, EventId, KeyId, ReplayId, SessionId, TenantId};
 use posthaste_core::quiet_hours::{Days, QuietHours, TimeOfDay, Window};
 use posthaste_core::scheduler::LaneMemory;
 use posthaste_core::text::{IdempotencyKey, Labels};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Adaptive;
 use posthaste_store::{
-    AttemptRecord, Audit, Change, DeliveryQuery, DeliveryRow, Epoch, Error, GivenUp, HandedOver, Housekeeping, Key, KeyHash,
-    KeyScope, Keyring, LaneShown, LaneState, MasterKey, NewEndpoint, NewEvent, NewReplay, NodeId, Options, Postgres, Record,
-    Recorded, ReplayFilter, Sqlite, Store, partition_of,
+    AttemptRecord, Audit, Change, DeliveryQuery, DeliveryRow, EndSessions, Epoch, Error, GivenUp, HandedOver, Housekeeping, Key,
+    KeyHash, KeyScope, Keyring, LaneShown, LaneState, MasterKey, NewEndpoint, NewEvent, NewReplay, NewSession, NodeId, Options,
+    Postgres, Record, Recorded, ReplayFilter, SessionAccess, SessionMaker, Sqlite, Store, partition_of,
 };
 use posthaste_testpg::{Cut, Proxy, Server};
 use rusqlite::types::Value;
@@ -83,7 +83,7 @@ const CASES: &[Case] = &[
                 audit(),
             )
         }),
-        look: "SELECT (SELECT version FROM endpoints) || ' ' || (SELECT count(*) FROM audit) || ' ' || (SELECT value FROM counters WHERE name = 'configuration')",
+        look: "SELECT (SELECT version FROM endpoints) || ' ' || (SELECT count(*) FROM audit WHERE action <> 'session') || ' ' || (SELECT value FROM counters WHERE name = 'configuration')",
         before: "2 4 4",
         after: "3 5 5",
         again: "3 5 5",
@@ -99,7 +99,7 @@ const CASES: &[Case] = &[
                 audit(),
             )
         }),
-        look: "SELECT (SELECT version FROM endpoints) || ' ' || (SELECT count(*) FROM audit)",
+        look: "SELECT (SELECT version FROM endpoints) || ' ' || (SELECT count(*) FROM audit WHERE action <> 'session')",
         before: "2 4",
         after: "3 5",
         again: "3 5",
@@ -115,9 +115,37 @@ const CASES: &[Case] = &[
         writes: Writes::Both,
     },
     Case {
+        verb: "create_session",
+        act: act!(|facts| facts.store.create_session(session(facts.store.as_ref(), 0x44), audit())),
+        look: "SELECT (SELECT count(*) FROM sessions) || ' ' || (SELECT count(*) FROM audit WHERE action <> 'session')",
+        before: "1 4",
+        after: "2 5",
+        // The same session is kept once.
+        again: "2 5",
+        writes: Writes::Both,
+    },
+    Case {
+        verb: "start_session",
+        act: act!(|facts| facts.store.start_session(KeyHash([0x33; 32]), KeyHash([0x55; 32]), audit())),
+        look: "SELECT (SELECT count(*) FROM sessions WHERE started_at_ms IS NOT NULL) || ' ' || (SELECT count(*) FROM audit WHERE action <> 'session')",
+        before: "0 4",
+        after: "1 5",
+        again: "1 5",
+        writes: Writes::Both,
+    },
+    Case {
+        verb: "end_sessions",
+        act: act!(|facts| facts.store.end_sessions(EndSessions::One(SessionId::from_bytes([0x33; 16])), audit())),
+        look: "SELECT (SELECT count(*) FROM sessions) || ' ' || (SELECT count(*) FROM audit WHERE action <> 'session')",
+        before: "1 4",
+        after: "0 5",
+        again: "0 5",
+        writes: Writes::Both,
+    },
+    Case {
         verb: "note",
         act: act!(|facts| facts.store.note(audit())),
-        look: "SELECT count(*) FROM audit",
+        look: "SELECT count(*) FROM audit WHERE action <> 'session'",
         before: "4",
         after: "5",
         // What was done twice is noted twice.
@@ -179,7 +207,7 @@ const CASES: &[Case] = &[
                 ..record(facts, &facts.waiting, recorded)
             }])
         }),
-        look: "SELECT (SELECT count(*) FROM deliveries WHERE status = 'cancelled') || ' ' || (SELECT status FROM endpoints) || ' ' || (SELECT count(*) FROM audit)",
+        look: "SELECT (SELECT count(*) FROM deliveries WHERE status = 'cancelled') || ' ' || (SELECT status FROM endpoints) || ' ' || (SELECT count(*) FROM audit WHERE action <> 'session')",
         before: "0 active 4",
         after: "1 disabled 6",
         again: "1 disabled 6",
@@ -231,7 +259,7 @@ const CASES: &[Case] = &[
             let replay = NewReplay { idempotency_key: Some("again".to_owned()), ..replay([0x33; 16]) };
             facts.store.create_replay(replay, audit())
         }),
-        look: "SELECT (SELECT count(*) FROM replays) || ' ' || (SELECT count(*) FROM audit)",
+        look: "SELECT (SELECT count(*) FROM replays) || ' ' || (SELECT count(*) FROM audit WHERE action <> 'session')",
         before: "1 4",
         after: "2 5",
         again: "2 5",
@@ -250,7 +278,7 @@ const CASES: &[Case] = &[
     Case {
         verb: "cancel_replay",
         act: act!(|facts| facts.store.cancel_replay(ReplayId::from_bytes(REPLAY), audit())),
-        look: "SELECT (SELECT state FROM replays) || ' ' || (SELECT count(*) FROM audit)",
+        look: "SELECT (SELECT state FROM replays) || ' ' || (SELECT count(*) FROM audit WHERE action <> 'session')",
         before: "running 4",
         after: "cancelled 5",
         again: "cancelled 5",
@@ -260,7 +288,7 @@ const CASES: &[Case] = &[
         // Whoever asks twice is given two, and the last is the successor.
         verb: "repeat",
         act: act!(|facts| facts.store.repeat(facts.ended.id, audit())),
-        look: "SELECT (SELECT count(*) FROM deliveries) || ' ' || (SELECT count(*) FROM deliveries WHERE replayed_as IS NOT NULL) || ' ' || (SELECT count(*) FROM audit)",
+        look: "SELECT (SELECT count(*) FROM deliveries) || ' ' || (SELECT count(*) FROM deliveries WHERE replayed_as IS NOT NULL) || ' ' || (SELECT count(*) FROM audit WHERE action <> 'session')",
         before: "6 1 4",
         after: "7 2 5",
         again: "8 2 6",
@@ -278,7 +306,7 @@ const CASES: &[Case] = &[
     Case {
         verb: "erase",
         act: act!(|facts| facts.store.erase(Some(tenant()), facts.ended.event.clone(), audit())),
-        look: "SELECT (SELECT count(*) FROM events WHERE data IS NULL) || ' ' || (SELECT count(*) FROM audit)",
+        look: "SELECT (SELECT count(*) FROM events WHERE data IS NULL) || ' ' || (SELECT count(*) FROM audit WHERE action <> 'session')",
         before: "0 4",
         after: "1 5",
         again: "1 5",
@@ -346,6 +374,8 @@ const READING: &[&str] = &[
     "event_types",
     "key",
     "keys",
+    "session",
+    "sessions",
     "audit",
     "feed",
     "work",
@@ -439,6 +469,19 @@ fn attempt(store: &dyn Store, number: u32) -> Box<AttemptRecord> {
     })
 }
 
+/// A portal link that has not been used.
+fn session(store: &dyn Store, byte: u8) -> NewSession {
+    NewSession {
+        id: SessionId::from_bytes([byte; 16]),
+        hash: KeyHash([byte; 32]),
+        access: SessionAccess::Dashboard,
+        made_by: SessionMaker::Key(KeyId::from_bytes(KEY)),
+        created_at: store.now(),
+        expires_at: store.now() + Duration::from_hours(1),
+        code_expires_at: Some(store.now() + Duration::from_hours(1)),
+    }
+}
+
 fn record(facts: &Facts, row: &DeliveryRow, recorded: Recorded) -> Record {
     Record { partition: row.partition, epoch: facts.epoch, endpoint: row.endpoint, recorded, lane: None, disables_endpoint: None }
 }
@@ -463,7 +506,7 @@ fn replay(id: [u8; 16]) -> NewReplay {
 async fn prepare(store: Arc<dyn Store>) {
     let id = EndpointId::from_unique(store.unique());
     let endpoint = Endpoint::new(id, tenant(), "https://example.com/hooks".to_owned(), store.now());
-    let new = NewEndpoint { endpoint: endpoint.clone(), secrets: vec![], per_tenant_max: 500 };
+    let new = NewEndpoint { endpoint: endpoint.clone(), secrets: vec![], per_tenant_max: 500, tenant_created_at: None };
     store.configure(Change::CreateEndpoint(Box::new(new)), audit()).await.unwrap().unwrap();
     let key = Key {
         id: KeyId::from_bytes(KEY),
@@ -477,6 +520,8 @@ async fn prepare(store: Arc<dyn Store>) {
         last_used_at: None,
     };
     store.configure(Change::CreateKey(Box::new(key)), audit()).await.unwrap().unwrap();
+    let noted = Audit { action: "session".to_owned(), ..audit() };
+    store.create_session(session(store.as_ref(), 0x33), noted).await.unwrap().unwrap();
     store.join(NODE).await.unwrap();
     let epoch = store.claim(NODE, 256).await.unwrap().unwrap().partitions[0].1;
     let now = store.now();
@@ -540,7 +585,7 @@ async fn facts(store: Arc<dyn Store>) -> Facts {
     rows.retain(|row| row.replay.is_none() && row.replay_of.is_none() && row.created_at > yesterday);
     rows.sort_by_key(|row| row.seq);
     let (ended, waiting) = (rows[0].clone(), rows[3].clone());
-    let endpoint = store.endpoint(waiting.endpoint).await.unwrap().unwrap().endpoint;
+    let endpoint = store.endpoint(None, waiting.endpoint).await.unwrap().unwrap().endpoint;
     let facts = Facts { store, epoch, endpoint, waiting, ended };
     // So that whatever is opened or made for the first time is there.
     let nothing = record(&facts, &facts.waiting, Recorded::Nothing);
