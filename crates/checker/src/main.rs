@@ -102,7 +102,9 @@ async fn main() -> anyhow::Result<ExitCode> {
                 attack::write_table(&path, &all)?;
             }
             let faults: Vec<String> = all.iter().flat_map(|measured| measured.faults(slack)).collect();
-            faults.iter().for_each(|fault| println!("{fault}"));
+            for fault in &faults {
+                println!("{fault}");
+            }
             (Vec::new(), Vec::new(), !faults.is_empty())
         }
         Command::Crash { cycles, rate } => {

@@ -15,7 +15,7 @@ pub struct Route<Id> {
 /// The routes of one tenant, with their filters ready to be asked together.
 #[derive(Debug)]
 pub struct Routes<Id> {
-    routes: Vec<Route<Id>>,
+    all: Vec<Route<Id>>,
     filters: FilterSet,
     /// For each route, the place of its filter.
     places: Vec<Option<usize>>,
@@ -33,7 +33,7 @@ impl<Id> Routes<Id> {
         };
         let places = routes.iter().map(place).collect();
         let filters = FilterSet::new(routes.iter().filter_map(|route| route.subscription.filter.as_ref()));
-        Routes { routes, filters, places }
+        Routes { all: routes, filters, places }
     }
 
     /// The endpoints that get a delivery of this event of their tenant: subscribed, active or paused, and past their filter.
@@ -49,7 +49,7 @@ impl<Id> Routes<Id> {
         is_meant: impl Fn(&Id) -> bool,
     ) -> Result<Vec<&Route<Id>>, TooCostly> {
         let mut chosen: Vec<(&Route<Id>, Option<usize>)> = self
-            .routes
+            .all
             .iter()
             .zip(&self.places)
             .filter(|(route, _)| {
@@ -70,7 +70,7 @@ impl<Id> Routes<Id> {
     /// Whether choosing for an event of this type means reading its payload.
     pub fn has_filters_for(&self, event_type: &EventType) -> bool {
         !self.filters.is_empty()
-            && self.routes.iter().any(|route| {
+            && self.all.iter().any(|route| {
                 route.subscription.filter.is_some() && route.status.takes_events() && route.subscription.covers(event_type)
             })
     }

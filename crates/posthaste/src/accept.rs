@@ -259,10 +259,10 @@ mod tests {
         assert_eq!(held.len(), 3);
         assert!(addresses.count(address("::ffff:192.0.2.1"), 3).is_none(), "another spelling of the same");
         assert!(addresses.count(address("192.0.2.2"), 3).is_some());
-        let _one = addresses.count(address("2001:db8::1"), 1);
+        let one = addresses.count(address("2001:db8::1"), 1);
         assert!(addresses.count(address("2001:db8::2"), 1).is_none(), "one network");
         assert!(addresses.count(address("2001:db8:0:1::1"), 1).is_some());
-        drop((held, _one));
+        drop((held, one));
         assert!(addresses.0.lock().is_empty());
     }
 

@@ -133,7 +133,8 @@ fn collect(schema: &Value, at: &mut String, is_root: bool, found: &mut Found) ->
             ("$id" | "id", Value::String(id)) if is_root => found.root_id = Some(id.clone()),
             ("$id", Value::String(_)) => return Err("only the schema as a whole may have an `$id`".to_owned()),
             ("$anchor" | "$dynamicAnchor", Value::String(anchor)) => {
-                if found.anchors.insert(anchor.clone(), at.clone()).is_some_and(|before| before != *at) {
+                let before = found.anchors.insert(anchor.clone(), at.clone());
+                if before.is_some_and(|before| before != *at) {
                     return Err(format!("the anchor `{anchor}` is named twice"));
                 }
             }
@@ -157,7 +158,8 @@ fn collect(schema: &Value, at: &mut String, is_root: bool, found: &mut Found) ->
             (_, Value::Array(list)) => {
                 for (place, inner) in list.iter().enumerate() {
                     let length = at.len();
-                    at.push_str(&format!("/{place}"));
+                    at.push('/');
+                    at.push_str(&place.to_string());
                     collect(inner, at, false, found)?;
                     at.truncate(length);
                 }
@@ -250,11 +252,10 @@ impl<'a> Count<'a> {
         }
         match (name, payload) {
             ("pattern" | "format", Value::String(text)) => self.spend(text.len() / PATTERN_STEP_BYTES)?,
-            ("enum" | "const", _) => self.spend(size(value))?,
+            ("enum" | "const", _) | ("required" | "dependentRequired", Value::Object(_)) => self.spend(size(value))?,
             ("uniqueItems", Value::Array(_)) => {
                 self.spend(usize::try_from(UNIQUE_STEPS).expect("a small number").saturating_mul(size(payload)))?;
             }
-            ("required" | "dependentRequired", Value::Object(_)) => self.spend(size(value))?,
             _ => {}
         }
         match (holds(name), value, payload) {
@@ -291,8 +292,7 @@ impl<'a> Count<'a> {
             (Some(Holds::MemberNames), inner, Value::Object(members)) => {
                 members.keys().try_for_each(|name| self.schema(inner, &Value::String(name.clone()), depth + 1))
             }
-            (Some(Holds::Elements), Value::Array(list), Value::Array(elements))
-            | (Some(Holds::ElementsByPlace), Value::Array(list), Value::Array(elements)) => {
+            (Some(Holds::Elements | Holds::ElementsByPlace), Value::Array(list), Value::Array(elements)) => {
                 list.iter().zip(elements).try_for_each(|(inner, element)| self.schema(inner, element, depth + 1))
             }
             (Some(Holds::Elements), inner, Value::Array(elements)) => {

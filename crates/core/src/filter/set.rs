@@ -380,7 +380,7 @@ fn weight(value: &Json) -> usize {
 /// Equal tests are of one kind; unlike kinds need not be compared.
 fn kind(test: &Test) -> String {
     let short = |value: &Json| match value {
-        Json::Text(text) => format!("text {}", text.chars().take(32).collect::<String>()),
+        Json::Text(words) => format!("text {}", words.chars().take(32).collect::<String>()),
         Json::Number(number) => format!("number {number:?}").chars().take(80).collect(),
         other @ (Json::Null | Json::Bool(_)) => format!("{other:?}"),
         Json::Array(_) => "array".to_owned(),

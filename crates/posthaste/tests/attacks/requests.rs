@@ -54,8 +54,8 @@ async fn numbers_and_texts_that_no_program_can_hold_are_taken_and_shown_as_they_
         let rest = String::from_utf8_lossy(&made.body).into_owned();
         let id = rest.split(r#""id":""#).nth(1).unwrap().split('"').next().unwrap().to_owned();
         let path = format!("/v1/endpoints/{id}");
-        let patch = caller.call(http::Method::PATCH, &path, r#"{"description": "odd"}"#.into()).await.unwrap();
-        assert_eq!(patch.status, 200, "{odd}: {:?}", patch.body);
+        let changed = caller.call(http::Method::PATCH, &path, r#"{"description": "odd"}"#.into()).await.unwrap();
+        assert_eq!(changed.status, 200, "{odd}: {:?}", changed.body);
         assert_eq!(caller.call(http::Method::DELETE, &path, bytes::Bytes::new()).await.unwrap().status, 204, "{odd}");
         let test = format!(r#"{{"filter": {{"data.a": {odd}}}, "event": {{"type": "a", "data": {{"a": {odd}}}}}}}"#);
         let tested = caller.call(http::Method::POST, "/v1/filters/test", test.into()).await.unwrap();
