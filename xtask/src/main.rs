@@ -45,6 +45,11 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Attack the real server as one caller, on both databases, and write what a healthy tenant sees into docs/security.md: [--seconds N] [--slack N]
+    Attack {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Measure the scheduler alone, with few lanes and with many
     BenchScheduler,
     /// Measure the sender beside the bare client of the same library: [--seconds N] [--tasks N]
@@ -116,6 +121,7 @@ fn main() -> ExitCode {
         Task::Sim { arguments } => simulator("sim", &arguments),
         Task::Crash { arguments } => checker("crash", &arguments),
         Task::Soak { arguments } => checker("soak", &arguments),
+        Task::Attack { arguments } => attack(&arguments),
         Task::BenchScheduler => simulator("scheduler", &[]),
         Task::BenchSender { arguments } => bench("sender", "sender", &arguments),
         Task::BenchStore { arguments } => bench("store", "store", &arguments),
@@ -163,6 +169,12 @@ fn checker(command: &str, arguments: &[String]) -> anyhow::Result<()> {
     run(&mut cargo(&["build", "--release", "--quiet", "--package", "posthaste", "--package", "posthaste-checker"]))?;
     let built = root().join("target/release");
     run(Command::new(built.join("posthaste-checker")).arg(command).arg("--binary").arg(built.join("posthaste")).args(arguments))
+}
+
+fn attack(arguments: &[String]) -> anyhow::Result<()> {
+    let mut all = vec!["--write".to_owned(), root().join("docs/security.md").display().to_string()];
+    all.extend(arguments.iter().cloned());
+    checker("attack", &all)
 }
 
 /// The top of the repository.

@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 
 use crate::call::{Call, Rows};
 use crate::problem::Problem;
-use crate::query::{ACTION, ACTOR, FROM, Query, RESOURCE, TO};
+use crate::query::{ACTION, ACTOR, Query, RESOURCE};
 
 const LIST: &str = "audit";
 
@@ -91,8 +91,8 @@ impl Filter {
             actor: query.text(&ACTOR).map(str::to_owned),
             actions: query.patterns(&ACTION)?,
             resource: query.text(&RESOURCE).map(str::to_owned),
-            from: query.time(&FROM)?,
-            to: query.time(&TO)?,
+            from: query.range()?.0,
+            to: query.range()?.1,
         })
     }
 

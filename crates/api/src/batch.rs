@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use axum::response::Response;
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use http::StatusCode;
 use posthaste_core::event::Event;
 use posthaste_core::trace::TraceContext;
@@ -18,9 +18,9 @@ use serde::Serialize;
 
 use utoipa::ToSchema;
 
-use crate::body::{self, MediaType};
+use crate::body::MediaType;
 use crate::call::{Call, answer};
-use crate::events::{NewEventBody, Published, check_tenant, commit};
+use crate::events::{Published, READ_IN_PLACE_BYTES_MAX, accept, check_tenant, commit};
 use crate::problem::Problem;
 use crate::traced::{self, Began};
 
@@ -61,7 +61,7 @@ pub(crate) async fn publish(mut call: Call) -> Result<Response, Problem> {
         return Err(Problem::invalid("Idempotency-Key", message));
     }
     let events_max = call.app.options.batch_events_max;
-    let mut pieces = call.pieces(call.app.options.batch_bytes_max)?;
+    let mut pieces = call.pieces(call.app.options.batch_bytes_max);
     let mut splitter = Splitter::new(media_type, events_max);
     let mut bytes = BytesMut::new();
     while let Some(piece) = pieces.next().await? {
@@ -75,11 +75,20 @@ pub(crate) async fn publish(mut call: Call) -> Result<Response, Problem> {
     let catalogue = call.app.known.catalogue().await?;
     let mut results: Vec<Option<BatchResult>> = Vec::with_capacity(items.len());
     let mut group = Group::default();
+    let bytes = bytes.freeze();
+    let mut read_bytes = 0;
     for (place, item) in items.iter().enumerate() {
         results.push(None);
-        let text = &bytes[item.clone()];
+        let text = bytes.slice(item.clone());
+        let length = text.len();
+        // Others get their turn, whatever is in it.
+        read_bytes += length;
+        if read_bytes > READ_IN_PLACE_BYTES_MAX {
+            read_bytes = 0;
+            tokio::task::yield_now().await;
+        }
         match read(&call, &catalogue, text, trace.clone()).await {
-            Ok(new) => group.add(place, new, text.len()),
+            Ok(new) => group.add(place, new, length),
             Err(error) => results[place] = Some(BatchResult::Refused(Refused { error })),
         }
         if group.is_full() {
@@ -107,13 +116,12 @@ fn result(event: &Event, stored: Stored) -> BatchResult {
 }
 
 /// One event of it.
-async fn read(call: &Call, catalogue: &Catalogue, text: &[u8], trace: Option<Box<TraceContext>>) -> Result<NewEvent, Problem> {
+async fn read(call: &Call, catalogue: &Arc<Catalogue>, text: Bytes, trace: Option<Box<TraceContext>>) -> Result<NewEvent, Problem> {
     // The limit of one event is that of one event, wherever it is.
     if text.len() > call.app.options.body_bytes_max {
         return Err(Problem::too_large(call.app.options.body_bytes_max));
     }
-    let given: NewEventBody<'_> = body::parse(text)?;
-    let new = given.read(&call.app, &call.caller, catalogue, None, trace)?;
+    let new = accept(call, catalogue, text, None, trace).await?;
     check_tenant(&call.app, &new.event.tenant).await?;
     Ok(new)
 }

@@ -1,9 +1,11 @@
 //! A request body: read once, in bounded room and time, and refused precisely.
 //!
-//! Three bounds, applied while reading: how large one body may be (413), how many bytes of all bodies may be in memory
-//! (503), and how long we wait for the next piece and for the whole (408). JSON is read without a trail of where we are;
+//! Bounds that are applied while reading: how large one body may be (413), how many bytes of all bodies, of one tenant's and of one
+//! key's may be in memory (503), and how fast it has to arrive (408). Room is taken for bytes that have arrived, never for
+//! those that were only announced. JSON is read without a trail of where we are;
 //! only what is refused is read a second time to find the field.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,38 +14,149 @@ use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT};
 use http::request::Parts;
 use http_body_util::BodyExt;
+use parking_lot::Mutex;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::error::Category;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
+use crate::credentials::Caller;
 use crate::deadline::Deadline;
 use crate::problem::Problem;
 
-/// Room for bodies is given out in pieces of this size, so that a permit fits into 32 bits.
-const UNIT_BYTES: usize = 1024;
+/// The beginning of a body, which is counted against nobody: as many as there are connections fit into a quarter of the room.
+const SMALL_BYTES: usize = 4 * 1024;
+/// Beyond that, room is given out in pieces of this size.
+const UNIT_BYTES: usize = 16 * 1024;
+
+/// A body has this long to begin, and from then on arrives at least this fast: a slow line is well above it, and one who sends a byte now and
+/// then has a connection for a few seconds.
+const ARRIVES_WITHIN: Duration = Duration::from_secs(5);
+const ARRIVES_BYTES_PER_SECOND: u32 = 16 * 1024;
 
 /// How much of a body that is too large is read, so that its sender gets to see the answer, and for how long.
 const DRAINED_BYTES_MAX: usize = 32 * 1024 * 1024;
 const DRAINED_WITHIN: Duration = Duration::from_secs(5);
 
-/// What all requests together may keep of bodies that are not dealt with yet.
+/// What all requests together may keep of bodies that are not dealt with yet, and who has how much of it.
+///
+/// The beginning of each body is anybody's. Of the rest, a tenant (or a key that is bound to none) has at most as much as is left free: half of
+/// everything if it is alone, a third if there are two of them. One of its keys has at most two thirds of that. One body at a time
+/// is always taken from a tenant as long as there is room for it, and some is left.
 #[derive(Clone, Debug)]
-pub(crate) struct Budget(Arc<Semaphore>);
+pub(crate) struct Budget(Arc<Mutex<Accounts>>);
+
+#[derive(Debug)]
+struct Accounts {
+    bytes_max: usize,
+    used: usize,
+    owners: HashMap<String, Account>,
+}
+
+#[derive(Default, Debug)]
+struct Account {
+    used: usize,
+    bodies: usize,
+    keys: HashMap<Arc<str>, usize>,
+}
 
 impl Budget {
-    pub(crate) fn new(bytes: usize) -> Budget {
-        Budget(Arc::new(Semaphore::new(bytes / UNIT_BYTES)))
+    pub(crate) fn new(bytes_max: usize) -> Budget {
+        Budget(Arc::new(Mutex::new(Accounts { bytes_max, used: 0, owners: HashMap::new() })))
     }
 
-    fn take(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Problem> {
-        let units = u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX);
-        Arc::clone(&self.0).try_acquire_many_owned(units).map_err(|_| {
-            Problem::unavailable(
-                "Too many large requests are being read. Nothing was stored; try again after the time in Retry-After.",
-            )
-        })
+    /// Nothing yet, for a body of this caller.
+    pub(crate) fn room(&self, caller: &Caller) -> Room {
+        let is_bound = caller.tenant.is_some();
+        Room { budget: self.clone(), owner: caller.owner().to_owned(), key: Arc::clone(&caller.actor), is_bound, bytes: 0 }
+    }
+}
+
+/// What one body has of it, given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Room {
+    budget: Budget,
+    owner: String,
+    key: Arc<str>,
+    /// The key is one of a tenant's.
+    is_bound: bool,
+    bytes: usize,
+}
+
+impl Room {
+    /// Sees to it that there is room for so many bytes in all.
+    fn grow(&mut self, bytes: usize) -> Result<(), Problem> {
+        if bytes <= self.bytes {
+            return Ok(());
+        }
+        let wanted = if bytes <= SMALL_BYTES { SMALL_BYTES } else { bytes.div_ceil(UNIT_BYTES) * UNIT_BYTES };
+        let mut guard = self.budget.0.lock();
+        let accounts = &mut *guard;
+        let more = wanted - self.bytes;
+        let free = accounts.bytes_max - accounts.used;
+        let refuse = |whose: &str| {
+            Err(Problem::unavailable(format!(
+                "Too many large requests{whose} are being read. Nothing was stored; try again after the time in Retry-After."
+            )))
+        };
+        if more > free {
+            return refuse("");
+        }
+        if wanted > SMALL_BYTES {
+            let account = accounts.owners.entry(self.owner.clone()).or_default();
+            let is_first = self.bytes <= SMALL_BYTES;
+            let is_alone = account.bodies == usize::from(!is_first);
+            let is_some_left = free - more >= accounts.bytes_max / 8 || accounts.used == self.bytes;
+            if !(is_alone && is_some_left) {
+                let of_key = account.keys.get(&self.key).copied().unwrap_or(0);
+                let refused = if account.used + more > free {
+                    Some(" of this tenant")
+                } else if self.is_bound && of_key + more > (account.used + free) / 3 {
+                    Some(" of this key")
+                } else {
+                    None
+                };
+                if let Some(whose) = refused {
+                    if account.bodies == 0 {
+                        accounts.owners.remove(&self.owner);
+                    }
+                    return refuse(whose);
+                }
+            }
+            account.bodies += usize::from(is_first);
+            let counted = wanted - self.bytes.max(SMALL_BYTES);
+            account.used += counted;
+            *account.keys.entry(Arc::clone(&self.key)).or_default() += counted;
+        }
+        accounts.used += more;
+        self.bytes = wanted;
+        Ok(())
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        if self.bytes == 0 {
+            return;
+        }
+        let mut accounts = self.budget.0.lock();
+        accounts.used -= self.bytes;
+        if self.bytes <= SMALL_BYTES {
+            return;
+        }
+        let Some(account) = accounts.owners.get_mut(&self.owner) else { return };
+        let counted = self.bytes - SMALL_BYTES;
+        account.bodies -= 1;
+        account.used -= counted;
+        if let Some(of_key) = account.keys.get_mut(&self.key) {
+            *of_key -= counted;
+            if *of_key == 0 {
+                account.keys.remove(&self.key);
+            }
+        }
+        if account.bodies == 0 {
+            accounts.owners.remove(&self.owner);
+        }
     }
 }
 
@@ -51,17 +164,16 @@ impl Budget {
 #[derive(Debug)]
 pub(crate) struct Whole {
     pub(crate) bytes: Bytes,
-    _room: Option<OwnedSemaphorePermit>,
+    _room: Room,
 }
 
 /// The pieces of a body as they come.
 pub(crate) struct Pieces {
     body: Body,
-    budget: Budget,
-    room: Option<OwnedSemaphorePermit>,
-    room_bytes: usize,
+    room: Room,
     read_bytes: usize,
     bytes_max: usize,
+    began: Instant,
     arrives_by: Instant,
     /// Of the whole request; it stands still while we wait for the client.
     deadline: Arc<Deadline>,
@@ -74,42 +186,32 @@ impl Pieces {
     pub(crate) fn new(
         parts: &Parts,
         body: Body,
-        budget: &Budget,
+        room: Room,
         bytes_max: usize,
         patience: Duration,
         deadline: &Arc<Deadline>,
-    ) -> Result<Pieces, Problem> {
+    ) -> Pieces {
         let declared = parts.headers.get(CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse::<usize>().ok());
-        let mut pieces = Pieces {
+        let began = Instant::now();
+        Pieces {
             body,
-            budget: budget.clone(),
-            room: None,
-            room_bytes: 0,
+            room,
             read_bytes: 0,
             bytes_max,
-            arrives_by: Instant::now() + patience,
+            began,
+            arrives_by: began + patience,
             deadline: Arc::clone(deadline),
             is_too_large: declared.is_some_and(|declared| declared > bytes_max),
             // Somebody who asks before sending is told at once, and one who announces more than we would read too.
             is_worth_draining: !parts.headers.contains_key(EXPECT) && declared.is_none_or(|declared| declared <= DRAINED_BYTES_MAX),
-        };
-        // What was announced is reserved at once, so that nobody is turned away halfway.
-        if !pieces.is_too_large {
-            pieces.reserve(declared.unwrap_or(0))?;
         }
-        Ok(pieces)
     }
 
-    fn reserve(&mut self, bytes: usize) -> Result<(), Problem> {
-        if bytes > self.room_bytes {
-            let more = self.budget.take(bytes - self.room_bytes)?;
-            match &mut self.room {
-                Some(room) => room.merge(more),
-                None => self.room = Some(more),
-            }
-            self.room_bytes = bytes.div_ceil(UNIT_BYTES) * UNIT_BYTES;
-        }
-        Ok(())
+    /// When the next piece has to be there.
+    fn next_by(&self) -> Instant {
+        let read = u32::try_from(self.read_bytes).unwrap_or(u32::MAX);
+        let by_rate = ARRIVES_WITHIN + Duration::from_secs(1) * read / ARRIVES_BYTES_PER_SECOND;
+        (self.began + by_rate).min(self.arrives_by)
     }
 
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Problem> {
@@ -119,7 +221,7 @@ impl Pieces {
         }
         loop {
             self.deadline.pause();
-            let frame = tokio::time::timeout_at(self.arrives_by, self.body.frame()).await;
+            let frame = tokio::time::timeout_at(self.next_by(), self.body.frame()).await;
             self.deadline.resume();
             let frame = frame.map_err(|_| Problem::too_slow())?;
             let Some(frame) = frame else { return Ok(None) };
@@ -131,7 +233,7 @@ impl Pieces {
                 self.drain().await;
                 return Err(Problem::too_large(self.bytes_max));
             }
-            self.reserve(self.read_bytes)?;
+            self.room.grow(self.read_bytes)?;
             return Ok(Some(piece));
         }
     }
@@ -177,13 +279,18 @@ impl MediaType {
             return Err(refuse());
         }
         let value = parts.headers.get(CONTENT_TYPE).ok_or_else(refuse)?.to_str().map_err(|_| refuse())?;
-        let (essence, parameters) = value.split_once(';').unwrap_or((value, ""));
-        let charset = parameters.split(';').find_map(|parameter| {
-            let (name, value) = parameter.split_once('=')?;
-            name.trim().eq_ignore_ascii_case("charset").then(|| value.trim().trim_matches('"'))
-        });
-        if charset.is_some_and(|charset| !charset.eq_ignore_ascii_case("utf-8")) {
-            return Err(refuse());
+        let mut parts = value.split(';');
+        let essence = parts.next().unwrap_or_default();
+        for parameter in parts {
+            // A semicolon that nothing follows is a mistake of the sender's, and not ours to guess about.
+            let (name, value) = parameter.split_once('=').ok_or_else(refuse)?;
+            let (name, value) = (name.trim(), value.trim().trim_matches('"'));
+            if name.is_empty() || value.is_empty() {
+                return Err(refuse());
+            }
+            if name.eq_ignore_ascii_case("charset") && !value.eq_ignore_ascii_case("utf-8") {
+                return Err(refuse());
+            }
         }
         let essence = essence.trim();
         let is = |name: &str| essence.eq_ignore_ascii_case(name);
@@ -295,15 +402,56 @@ mod tests {
         }
     }
 
+    const MIB: usize = 1024 * 1024;
+
+    /// Takes bodies of so many bytes as long as there is room.
+    fn fill(budget: &Budget, tenant: &str, key: &str, bytes: usize) -> Vec<Room> {
+        let caller = Caller::of_tenant_for_tests(tenant, key);
+        let body = |_| {
+            let mut room = budget.room(&caller);
+            room.grow(bytes).is_ok().then_some(room)
+        };
+        (0..100_000).map_while(body).collect()
+    }
+
     #[test]
-    fn room_for_bodies_is_bounded_and_given_back() {
-        let budget = Budget::new(4 * UNIT_BYTES);
-        let half = budget.take(2 * UNIT_BYTES).unwrap();
-        let rest = budget.take(2 * UNIT_BYTES - 1).unwrap();
-        assert_eq!(budget.take(1).unwrap_err().status(), 503);
-        drop(half);
-        assert!(budget.take(1).is_ok());
-        drop(rest);
-        assert!(budget.take(4 * UNIT_BYTES).is_ok());
+    fn room_for_bodies_is_shared_between_tenants_and_keys_and_given_back() {
+        let budget = Budget::new(64 * MIB);
+        let first_key = fill(&budget, "a", "1", MIB);
+        assert_eq!(first_key.len(), 21, "a key has a third of everything");
+        let other_keys: Vec<Room> = ["2", "3"].iter().flat_map(|key| fill(&budget, "a", key, MIB)).collect();
+        assert_eq!(first_key.len() + other_keys.len(), 32, "a tenant has half of everything");
+        let others: Vec<Room> = (0..10).flat_map(|n| fill(&budget, &format!("t{n}"), "key", MIB)).collect();
+        assert!(others.len() > 16, "{}", others.len());
+        let small = fill(&budget, "small", "key", 100);
+        assert!(small.len() >= 500, "small bodies find room: {}", small.len());
+        drop((first_key, other_keys, others, small));
+        let accounts = budget.0.lock();
+        assert_eq!((accounts.used, accounts.owners.len()), (0, 0));
+    }
+
+    #[test]
+    fn the_only_body_of_a_tenant_is_taken_however_large_it_is() {
+        let budget = Budget::new(64 * MIB);
+        let _noise = fill(&budget, "a", "1", MIB);
+        let mut room = budget.room(&Caller::of_tenant_for_tests("b", "key"));
+        for bytes in (MIB..=16 * MIB).step_by(64 * 1024) {
+            assert!(room.grow(bytes).is_ok(), "{bytes}");
+        }
+        assert!(budget.room(&Caller::nobody()).grow(60 * MIB).is_err());
+    }
+
+    #[test]
+    fn a_media_type_with_an_empty_parameter_is_none() {
+        let of = |text: &str| {
+            let (parts, ()) = http::Request::builder().header(CONTENT_TYPE, text).body(()).unwrap().into_parts();
+            MediaType::of(&parts).map_err(|problem| problem.status().as_u16())
+        };
+        for right in ["application/json", "application/json; charset=utf-8", "Application/JSON;charset=\"UTF-8\";v=1"] {
+            assert_eq!(of(right), Ok(MediaType::Json), "{right}");
+        }
+        for wrong in ["application/json;;;", "application/json;", "application/json; charset", "application/json; charset=latin1"] {
+            assert_eq!(of(wrong), Err(415), "{wrong}");
+        }
     }
 }

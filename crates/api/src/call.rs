@@ -1,5 +1,6 @@
 //! One request on its way to its handler: who calls, for what, with which body; and how handlers answer.
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, OnceLock};
@@ -17,6 +18,7 @@ use posthaste_core::time::Timestamp;
 use posthaste_store::{Applied, Audit, Change, Configured, LEASE, Refusal};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 use utoipa::ToSchema;
 
@@ -56,13 +58,13 @@ impl Call {
         if MediaType::of(&self.parts)? != MediaType::Json {
             return Err(Problem::unsupported_media_type());
         }
-        let whole = self.pieces(self.app.options.body_bytes_max)?.whole().await?;
+        let whole = self.pieces(self.app.options.body_bytes_max).whole().await?;
         Ok((self, whole))
     }
 
     /// The same where everything is optional: no body at all means an empty object.
     pub(crate) async fn optional_body(mut self) -> Result<(Call, Option<Whole>), Problem> {
-        let whole = self.pieces(self.app.options.body_bytes_max)?.whole().await?;
+        let whole = self.pieces(self.app.options.body_bytes_max).whole().await?;
         if whole.bytes.is_empty() {
             return Ok((self, None));
         }
@@ -79,9 +81,10 @@ impl Call {
         Ok(call)
     }
 
-    pub(crate) fn pieces(&mut self, bytes_max: usize) -> Result<Pieces, Problem> {
+    pub(crate) fn pieces(&mut self, bytes_max: usize) -> Pieces {
         let body = self.unread.get_mut().take().unwrap_or_default();
-        Pieces::new(&self.parts, body, &self.app.budget, bytes_max, self.app.options.body_patience, &self.deadline)
+        let room = self.app.budget.room(&self.caller);
+        Pieces::new(&self.parts, body, room, bytes_max, self.app.options.body_patience, &self.deadline)
     }
 
     /// What `If-Match` asks for.
@@ -300,6 +303,17 @@ pub(crate) fn no_content() -> Response {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
     response
+}
+
+/// A view as JSON, for comparing and for the audit log. JSON of users' own (a filter, an example) may have numbers and texts that no program
+/// can hold (`1e999`, half of a surrogate pair): a field with such a thing is shown as its text.
+pub(crate) fn document_of(view: &impl Serialize) -> Value {
+    serde_json::to_value(view).unwrap_or_else(|_| {
+        let text = serde_json::to_string(view).expect("texts, numbers and lists of them");
+        let fields: BTreeMap<String, &RawValue> = serde_json::from_str(&text).expect("a view is an object");
+        let value = |raw: &RawValue| serde_json::from_str(raw.get()).unwrap_or_else(|_| Value::from(raw.get()));
+        fields.into_iter().map(|(name, raw)| (name, value(raw))).collect::<serde_json::Map<_, _>>().into()
+    })
 }
 
 /// The version of what has no number of its own: the same for as long as it says the same.

@@ -93,6 +93,11 @@ impl Caller {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn of_tenant_for_tests(tenant: &str, actor: &str) -> Caller {
+        Caller { actor: actor.into(), tenant: Some(TenantId::parse(tenant).expect("a name")), ..Caller::nobody() }
+    }
+
     fn administrator() -> Caller {
         Caller {
             actor: "admin key".into(),
@@ -152,6 +157,11 @@ impl Caller {
 
     pub(crate) fn has(&self, scope: KeyScope) -> bool {
         self.scopes.has(scope)
+    }
+
+    /// Whose share of what all share they use: their tenant's, or their own where they have none.
+    pub(crate) fn owner(&self) -> &str {
+        self.tenant.as_ref().map_or(&self.actor, TenantId::as_str)
     }
 
     /// Whether what belongs to this tenant is there for them at all.
@@ -308,6 +318,14 @@ impl Calls {
         }
         let bucket = buckets.entry(Arc::clone(&caller.actor)).or_insert_with(Bucket::full);
         bucket.take(now, limit).map_err(|ready| Problem::too_many_requests(ready.since(now)))
+    }
+
+    /// Counts a call that was dear as so many more. The next ones wait for it.
+    pub(crate) fn charge(&self, caller: &Caller, now: Timestamp, calls: u64) {
+        let Some(limit) = self.limit else { return };
+        if let Some(bucket) = self.buckets.lock().get_mut(&caller.actor) {
+            bucket.charge(now, limit, calls);
+        }
     }
 }
 

@@ -85,7 +85,7 @@ fn serve(file: &File, tag: &HeaderValue, method: &Method, asked: &HeaderMap) -> 
 }
 
 /// Whether a value of `If-None-Match` names this tag. Proxies that compress make a tag weak; the content is the same.
-fn names(value: &HeaderValue, tag: &HeaderValue) -> bool {
+pub(crate) fn names(value: &HeaderValue, tag: &HeaderValue) -> bool {
     let (Ok(value), Ok(tag)) = (value.to_str(), tag.to_str()) else { return false };
     value.split(',').map(|one| one.trim().trim_start_matches("W/")).any(|one| one == tag || one == "*")
 }

@@ -28,7 +28,7 @@ use crate::endpoints::{PayloadFormatName, refused};
 use crate::observed::{Observed, lanes};
 use crate::policies::in_force;
 use crate::problem::Problem;
-use crate::query::{FROM, HOLD_REASON, STATUS, TO};
+use crate::query::{HOLD_REASON, STATUS};
 
 const LIST: &str = "deliveries";
 const ATTEMPTS: &str = "attempts";
@@ -166,8 +166,8 @@ pub(crate) async fn page(call: &Call, list: &str, is_dead: bool) -> Result<Respo
             None => statuses.iter().map(|status| stored_as(status)).collect(),
         },
         event_types: query.event_types()?,
-        from: query.time(&FROM)?,
-        to: query.time(&TO)?,
+        from: query.range()?.0,
+        to: query.range()?.1,
         before: call.cursor(list, |position| position.parse::<Cursor>().ok())?,
         limit: query.limit()?,
     };

@@ -3,15 +3,17 @@
 //! The pages are made from the same table as the router and need nothing from elsewhere: no script, no font, no picture. The
 //! one style sheet is allowed by its hash.
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::response::Response;
 use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
-use http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue};
+use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
+use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, HeaderValue, IF_NONE_MATCH};
+use http::{HeaderMap, StatusCode};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::call::Call;
+use crate::dashboard;
 use crate::openapi;
 use crate::problem::Problem;
 use crate::routes::Route;
@@ -23,11 +25,12 @@ td,th{text-align:left;vertical-align:top;padding:.3rem .8rem .3rem 0;border-bott
 @media(prefers-color-scheme:dark){body{color:#e8e8e8;background:#161616}pre{background:#222}td,th{border-color:#333}h2{border-color:#444}.s{color:#aaa}}";
 
 /// The pages on errors, as they lie in the repository.
-const ERROR_PAGES: [(&str, &str); 15] = [
+const ERROR_PAGES: [(&str, &str); 16] = [
     ("address-too-long", include_str!("../../../docs/errors/address-too-long.md")),
     ("conflict", include_str!("../../../docs/errors/conflict.md")),
     ("forbidden", include_str!("../../../docs/errors/forbidden.md")),
     ("headers-too-large", include_str!("../../../docs/errors/headers-too-large.md")),
+    ("internal", include_str!("../../../docs/errors/internal.md")),
     ("invalid", include_str!("../../../docs/errors/invalid.md")),
     ("method-not-allowed", include_str!("../../../docs/errors/method-not-allowed.md")),
     ("not-found", include_str!("../../../docs/errors/not-found.md")),
@@ -44,9 +47,37 @@ const ERROR_PAGES: [(&str, &str); 15] = [
 /// What is served, made once.
 #[derive(Debug)]
 pub(crate) struct Document {
-    openapi: String,
-    page: String,
+    openapi: Static,
+    page: Static,
     policy: HeaderValue,
+}
+
+/// A text that is the same for everybody, made once: answers share its bytes, and a client that has it is told so.
+#[derive(Debug)]
+struct Static {
+    bytes: Bytes,
+    tag: HeaderValue,
+}
+
+impl Static {
+    fn new(text: String) -> Static {
+        let digest = Sha256::digest(text.as_bytes());
+        let tag = HeaderValue::from_str(&format!("\"{}\"", URL_SAFE_NO_PAD.encode(&digest[..12]))).expect("base64 in quotes");
+        Static { bytes: Bytes::from(text), tag }
+    }
+
+    fn answer(&self, asked: &HeaderMap, media_type: &'static str) -> Response {
+        let is_known = asked.get_all(IF_NONE_MATCH).iter().any(|value| dashboard::names(value, &self.tag));
+        let mut response = Response::new(if is_known { Body::empty() } else { Body::from(self.bytes.clone()) });
+        if is_known {
+            *response.status_mut() = StatusCode::NOT_MODIFIED;
+        }
+        let headers = response.headers_mut();
+        headers.insert(ETAG, self.tag.clone());
+        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
+        response
+    }
 }
 
 impl Document {
@@ -55,25 +86,25 @@ impl Document {
         let hash = STANDARD.encode(Sha256::digest(STYLE.as_bytes()));
         let policy = format!("default-src 'none'; style-src 'sha256-{hash}'; frame-ancestors 'none'; base-uri 'none'");
         Document {
-            openapi: serde_json::to_string_pretty(&document).expect("JSON"),
-            page: page_of(table, &document),
+            openapi: Static::new(serde_json::to_string_pretty(&document).expect("JSON")),
+            page: Static::new(page_of(table, &document)),
             policy: HeaderValue::from_str(&policy).expect("visible ASCII"),
         }
     }
 
     pub(crate) fn openapi_text(&self) -> &str {
-        &self.openapi
+        std::str::from_utf8(&self.openapi.bytes).expect("made from a text")
     }
 }
 
 pub(crate) async fn openapi_document(call: Call) -> Result<Response, Problem> {
-    let mut response = Response::new(Body::from(call.app.document.openapi.clone()));
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    Ok(response)
+    Ok(call.app.document.openapi.answer(&call.parts.headers, "application/json"))
 }
 
 pub(crate) async fn page(call: Call) -> Result<Response, Problem> {
-    Ok(html(&call, call.app.document.page.clone()))
+    let mut response = call.app.document.page.answer(&call.parts.headers, HTML);
+    response.headers_mut().insert(CONTENT_SECURITY_POLICY, call.app.document.policy.clone());
+    Ok(response)
 }
 
 pub(crate) async fn error_page(call: Call) -> Result<Response, Problem> {
@@ -87,10 +118,12 @@ pub(crate) async fn error_page(call: Call) -> Result<Response, Problem> {
     Ok(html(&call, wrapped(title, &body)))
 }
 
+const HTML: &str = "text/html; charset=utf-8";
+
 fn html(call: &Call, text: String) -> Response {
     let mut response = Response::new(Body::from(text));
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(HTML));
     headers.insert(CONTENT_SECURITY_POLICY, call.app.document.policy.clone());
     response
 }

@@ -25,7 +25,7 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use crate::App;
-use crate::call::{Call, Rows, TRIES_MAX, answer, no_content, ok, tagged, with_change};
+use crate::call::{Call, Rows, TRIES_MAX, answer, document_of, no_content, ok, tagged, with_change};
 use crate::credentials::Caller;
 use crate::given::{Given, check_read_only};
 use crate::observed::{HealthView, Observed, lanes_and_health};
@@ -269,7 +269,7 @@ impl Found {
 }
 
 fn document(view: &EndpointView) -> Value {
-    serde_json::to_value(view).expect("texts, numbers and lists of them")
+    document_of(view)
 }
 
 pub(crate) async fn create(call: Call) -> Result<Response, Problem> {

@@ -9,13 +9,14 @@ use posthaste_core::json;
 use posthaste_core::text::Version;
 use posthaste_core::time::Timestamp;
 use posthaste_store::catalogue::{compile, validate};
+use posthaste_store::computing;
 use posthaste_store::{Change, Refusal};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
-use crate::call::{Call, Rows, TRIES_MAX, answer, no_content, tagged, version_of, with_change};
+use crate::call::{Call, Rows, TRIES_MAX, answer, document_of, no_content, tagged, version_of, with_change};
 use crate::endpoints::{changed_all_the_time, refused};
 use crate::given::{Given, check_read_only};
 use crate::problem::Problem;
@@ -97,7 +98,8 @@ pub(crate) async fn create(call: Call) -> Result<Response, Problem> {
         return Err(Problem::invalid("name", "types that begin with `posthaste.` are reserved for notifications"));
     }
     let blank = Entry { name, description: String::new(), versions: vec![], deprecated_at: None, is_priority: false };
-    let entry = given.lay_over(blank, call.app.store.now())?;
+    let now = call.app.store.now();
+    let entry = computing::run(call.caller.owner(), move || given.lay_over(blank, now)).await??;
     let audit = with_change(call.audit("event-type.create", &entry.name, None), None, Some(&document(&entry)));
     match call.configure(Change::CreateEventType(Box::new(entry.clone())), audit).await? {
         Ok(_) => Ok(shown(StatusCode::CREATED, &entry)),
@@ -125,7 +127,8 @@ pub(crate) async fn change(call: Call) -> Result<Response, Problem> {
             Given::Is(name) if name == present.name.as_str() => {}
             Given::Null | Given::Is(_) => return Err(Problem::invalid("name", "a type keeps its name")),
         }
-        let entry = given.clone().lay_over(present.clone(), call.app.store.now())?;
+        let (now, given, over) = (call.app.store.now(), given.clone(), present.clone());
+        let entry = computing::run(call.caller.owner(), move || given.lay_over(over, now)).await??;
         let audit = with_change(call.audit("event-type.change", &entry.name, None), Some(&before), Some(&document(&entry)));
         let change = Change::ReplaceEventType { entry: Box::new(entry.clone()), expected: Box::new(present) };
         match call.configure(change, audit).await? {
@@ -225,6 +228,5 @@ fn view(entry: &Entry) -> EventTypeView {
 }
 
 fn document(entry: &Entry) -> Value {
-    // Numbers of a schema that no program can hold are not worth an error here.
-    serde_json::to_value(view(entry)).unwrap_or(Value::Null)
+    document_of(&view(entry))
 }

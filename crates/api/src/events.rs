@@ -7,6 +7,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use axum::response::Response;
+use bytes::Bytes;
 use http::StatusCode;
 use posthaste_core::event::{Event, EventType};
 use posthaste_core::id::{EventId, TenantId};
@@ -14,6 +15,7 @@ use posthaste_core::text::IdempotencyKey;
 use posthaste_core::time::Timestamp;
 use posthaste_core::trace::TraceContext;
 use posthaste_store::catalogue::Catalogue;
+use posthaste_store::computing;
 use posthaste_store::{
     Command, Commanded, Cursor, DeliveryQuery, Draft, Error, EventQuery, EventRow, KnownBy, NewEvent, Page, Published as Stored,
     StatusFilter, partition_of,
@@ -23,11 +25,11 @@ use serde_json::value::RawValue;
 use utoipa::ToSchema;
 
 use crate::App;
+use crate::body;
 use crate::call::{Call, Rows, answer, no_content, ok};
 use crate::credentials::Caller;
 use crate::deliveries::Surroundings;
 use crate::problem::Problem;
-use crate::query::{FROM, TO};
 use crate::traced::{self, Began, Traced};
 
 const LIST: &str = "events";
@@ -131,16 +133,40 @@ pub(crate) async fn publish(call: Call) -> Result<Response, Problem> {
     let began = Began::now(&call.app, "/v1/events");
     let key = call.idempotency_key()?;
     let (call, body) = call.body().await?;
-    let given: NewEventBody<'_> = body.parse()?;
     let catalogue = call.app.known.catalogue().await?;
     let trace = traced::context_of(&call.parts.headers);
-    let new = given.read(&call.app, &call.caller, &catalogue, key, trace)?;
+    let new = accept(&call, &catalogue, body.bytes.clone(), key, trace).await?;
     check_tenant(&call.app, &new.event.tenant).await?;
     let event = Arc::clone(&new.event);
     let stored = commit(&call.app, vec![new], began).await?.pop().expect("one answer for one event");
     let published = Published::show(&event, stored)?;
     let status = if published.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
     Ok(answer(status, &published))
+}
+
+/// Up to this an event is read in place: under a millisecond.
+pub(crate) const READ_IN_PLACE_BYTES_MAX: usize = 128 * 1024;
+
+/// Reads and judges one event. What takes long is done where it holds up nobody.
+pub(crate) async fn accept(
+    call: &Call,
+    catalogue: &Arc<Catalogue>,
+    text: Bytes,
+    key: Option<IdempotencyKey>,
+    trace: Option<Box<TraceContext>>,
+) -> Result<NewEvent, Problem> {
+    if text.len() <= READ_IN_PLACE_BYTES_MAX {
+        let given: NewEventBody<'_> = body::parse(&text)?;
+        if !catalogue.is_costly(&given.event_type, given.version.as_deref(), given.data.get()) {
+            return given.read(&call.app, &call.caller, catalogue, key, trace);
+        }
+    }
+    let (app, caller, catalogue) = (call.app.clone(), call.caller.clone(), Arc::clone(catalogue));
+    let read = move || {
+        let given: NewEventBody<'_> = body::parse(&text)?;
+        given.read(&app, &caller, &catalogue, key, trace)
+    };
+    computing::run(call.caller.owner(), read).await?
 }
 
 /// The one way into the store, for single events and batches. Whether it works is what readiness is about.
@@ -157,7 +183,7 @@ pub(crate) async fn commit(app: &App, events: Vec<NewEvent>, began: Began) -> Re
     if let (Some((metrics, events)), Ok(stored)) = (counted, &stored) {
         metrics.publishing().created(events.iter().zip(stored).filter_map(|(event, stored)| match stored {
             Stored::Made { deliveries } => Some((&event.tenant, &event.event_type, *deliveries)),
-            Stored::Duplicate { .. } | Stored::Conflict { .. } => None,
+            Stored::Duplicate { .. } | Stored::Conflict { .. } | Stored::TooCostly(_) => None,
         }));
     }
     match &stored {
@@ -189,6 +215,7 @@ impl Published {
             Stored::Duplicate { event, event_type, timestamp, deliveries } => {
                 Ok(shown(&event, &event_type, timestamp, true, deliveries))
             }
+            Stored::TooCostly(why) => Err(Problem::invalid("data", why)),
             Stored::Conflict { event: first, by } => {
                 let what = match by {
                     KnownBy::Id => "id",
@@ -252,8 +279,8 @@ pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
         tenant: None,
         event_types: query.event_types()?,
         labels: query.labels()?,
-        from: query.time(&FROM)?,
-        to: query.time(&TO)?,
+        from: query.range()?.0,
+        to: query.range()?.1,
         before: call.cursor(LIST, |position| position.parse::<Cursor>().ok())?,
         limit: query.limit()?,
     };

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, RwLock};
 use posthaste_store::catalogue::Catalogue;
+use posthaste_store::computing;
 use posthaste_store::{Key, KeyHash, Store};
 use subtle::ConstantTimeEq;
 
@@ -46,6 +47,8 @@ struct Copies {
     number: u64,
     keys: HashMap<[u8; 32], Arc<KnownKey>>,
     catalogue: Option<Arc<Catalogue>>,
+    /// The one before the last change, whose schemas need not be made ready again.
+    old_catalogue: Option<Arc<Catalogue>>,
 }
 
 impl Known {
@@ -91,14 +94,17 @@ impl Known {
 
     pub(crate) async fn catalogue(&self) -> Result<Arc<Catalogue>, Problem> {
         self.confirm().await?;
-        let number = {
+        let (number, before) = {
             let copies = self.copies.read();
             if let Some(catalogue) = &copies.catalogue {
                 return Ok(Arc::clone(catalogue));
             }
-            copies.number
+            (copies.number, copies.old_catalogue.clone())
         };
-        let catalogue = Arc::new(Catalogue::new(self.store.event_types().await?));
+        let entries = self.store.event_types().await?;
+        let is_quick = Catalogue::is_quick(&entries, before.as_deref());
+        let make = move || Arc::new(Catalogue::renewed(entries, before.as_deref()));
+        let catalogue = if is_quick { make() } else { computing::run_for_all(make).await? };
         let mut copies = self.copies.write();
         if copies.number == number {
             copies.catalogue = Some(Arc::clone(&catalogue));
@@ -138,7 +144,8 @@ impl Known {
         let number = self.store.configuration_number().await?;
         let mut copies = self.copies.write();
         if copies.number != number {
-            *copies = Copies { number, ..Copies::default() };
+            let old_catalogue = copies.catalogue.take().or(copies.old_catalogue.take());
+            *copies = Copies { number, old_catalogue, ..Copies::default() };
         }
         drop(copies);
         let present = self.changes.lock();

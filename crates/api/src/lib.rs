@@ -39,16 +39,20 @@ mod sessions;
 mod statistics;
 mod statuses;
 mod stream;
+mod streams;
 mod tenants;
 mod traced;
 
 use std::ops::Deref;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use axum::Router;
 use axum::extract::Request;
 use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt;
 use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, HeaderValue, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
@@ -131,7 +135,7 @@ impl Default for Options {
             body_bytes_max: 1024 * 1024,
             batch_bytes_max: 16 * 1024 * 1024,
             batch_events_max: 1000,
-            bodies_bytes_max: 32 * 1024 * 1024,
+            bodies_bytes_max: 64 * 1024 * 1024,
             body_patience: Duration::from_secs(30),
             // Clients hear within five seconds that the database is away.
             answer_max: Duration::from_millis(4_500),
@@ -175,7 +179,9 @@ struct Shared {
     budget: Budget,
     readiness: Readiness,
     backlogs: backlog::Counted,
-    streams: Arc<tokio::sync::Semaphore>,
+    streams: Arc<streams::Streams>,
+    /// Requests that met a bug of ours.
+    panics: Arc<AtomicU64>,
     /// The OpenAPI document and its page, made once.
     document: docs::Document,
     uses_written: parking_lot::Mutex<std::time::Instant>,
@@ -192,6 +198,14 @@ impl Deref for App {
 /// Everything that is served. `admin_key` is the operator's first key; further ones are made with it.
 pub fn router(store: Arc<dyn Store>, options: Options, admin_key: &str) -> Router {
     let table = routes::table();
+    let panics = Arc::new(AtomicU64::new(0));
+    if let Some(metrics) = &options.metrics {
+        let panics = Arc::clone(&panics);
+        metrics.gather(move |page| {
+            let help = "Requests that were answered with 500 because of a bug.";
+            page.counter("posthaste_request_panics_total", help, panics.load(Ordering::Relaxed));
+        });
+    }
     let app = App(Arc::new(Shared {
         admin_key: AdminKey::new(admin_key),
         known: Arc::new(Known::new(Arc::clone(&store))),
@@ -202,7 +216,8 @@ pub fn router(store: Arc<dyn Store>, options: Options, admin_key: &str) -> Route
         budget: Budget::new(options.bodies_bytes_max),
         readiness: Readiness::new(Arc::clone(&store), options.metrics.clone(), false),
         backlogs: backlog::Counted::default(),
-        streams: Arc::new(tokio::sync::Semaphore::new(options.streams_max)),
+        streams: streams::Streams::new(options.streams_max),
+        panics,
         document: docs::Document::new(&table),
         uses_written: parking_lot::Mutex::new(std::time::Instant::now()),
         options,
@@ -261,7 +276,7 @@ async fn framed(app: &App, request: Request, answer: impl AsyncFnOnce(Request) -
         Problem::headers_too_large(HEADERS_BYTES_MAX).into_response()
     } else {
         let method = request.method().clone();
-        let response = answer(request).await;
+        let response = unless_it_panics(answer(request), &app.panics, &id).await;
         tracing::debug!(request = id.to_str().unwrap_or_default(), %method, status = response.status().as_u16(), "answered");
         response
     };
@@ -278,6 +293,16 @@ async fn framed(app: &App, request: Request, answer: impl AsyncFnOnce(Request) -
     }
     write_uses(app);
     response
+}
+
+/// What panics is one request's trouble. The place and the message are in the log, by the hook that logs every panic.
+async fn unless_it_panics(answering: impl Future<Output = Response>, panics: &AtomicU64, id: &HeaderValue) -> Response {
+    let answered = AssertUnwindSafe(answering).catch_unwind().await;
+    answered.unwrap_or_else(|_| {
+        panics.fetch_add(1, Ordering::Relaxed);
+        tracing::error!(request = id.to_str().unwrap_or_default(), "a request met a bug of ours and was answered with 500");
+        Problem::internal().into_response()
+    })
 }
 
 /// Writes down now and then when keys were last used. Beside the request, which does not wait for it.
@@ -299,4 +324,20 @@ fn write_uses(app: &App) {
             tracing::warn!(%error, "when keys were last used could not be written down");
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use http::StatusCode;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_request_that_panics_is_answered_with_500_and_counted() {
+        let (panics, id) = (AtomicU64::new(0), HeaderValue::from_static("req_1"));
+        let fine = unless_it_panics(async { Problem::not_found().into_response() }, &panics, &id).await;
+        assert_eq!((fine.status(), panics.load(Ordering::Relaxed)), (StatusCode::NOT_FOUND, 0));
+        let bug = unless_it_panics(async { panic!("a bug") }, &panics, &id).await;
+        assert_eq!((bug.status(), panics.load(Ordering::Relaxed)), (StatusCode::INTERNAL_SERVER_ERROR, 1));
+    }
 }

@@ -430,6 +430,12 @@ impl RetryBody {
                 if let Some(name) = first_exponential {
                     return Err(Problem::invalid(name, "belongs to the strategy `exponential`"));
                 }
+                if self.delays_seconds.as_ref().is_some_and(Vec::is_empty) {
+                    return Err(Problem::invalid(
+                        "delays_seconds",
+                        "has at least one delay; for a single try set max_attempts to 1",
+                    ));
+                }
                 let delays = self
                     .delays_seconds
                     .map_or_else(default_delays, |seconds| seconds.into_iter().map(Duration::from_secs).collect());

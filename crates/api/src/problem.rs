@@ -168,6 +168,12 @@ impl Problem {
         Problem { detail: detail.into(), ..Problem::too_many_requests(wait) }
     }
 
+    /// A bug of ours, told without its details.
+    pub(crate) fn internal() -> Problem {
+        let detail = "Whether it was done is not known. The log of the server has more, under the x-request-id of this answer.";
+        Problem::new(StatusCode::INTERNAL_SERVER_ERROR, "/docs/errors/internal", "Something went wrong here", detail)
+    }
+
     pub(crate) fn unavailable(detail: impl Into<Cow<'static, str>>) -> Problem {
         let problem =
             Problem::new(StatusCode::SERVICE_UNAVAILABLE, "/docs/errors/unavailable", "Not able to serve this now", detail);
@@ -254,6 +260,7 @@ pub(crate) fn one_of_each() -> Vec<Problem> {
         Problem::headers_too_large(1),
         Problem::unsupported_media_type(),
         Problem::too_many_requests(RETRY_AFTER_DEFAULT),
+        Problem::internal(),
         Problem::unavailable("x"),
     ]
 }

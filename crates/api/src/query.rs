@@ -169,6 +169,15 @@ impl Query {
         given.transpose().map(Option::unwrap_or_default).map_err(|error| Problem::invalid(LABELS.name, error))
     }
 
+    /// From when to when. A range that ends before it begins is a mistake, and not an empty list.
+    pub(crate) fn range(&self) -> Result<(Option<Timestamp>, Option<Timestamp>), Problem> {
+        let (from, to) = (self.time(&FROM)?, self.time(&TO)?);
+        if from.zip(to).is_some_and(|(from, to)| to < from) {
+            return Err(Problem::invalid(TO.name, "is before from"));
+        }
+        Ok((from, to))
+    }
+
     pub(crate) fn time(&self, parameter: &Parameter) -> Result<Option<Timestamp>, Problem> {
         self.text(parameter).map(Timestamp::parse).transpose().map_err(|error| Problem::invalid(parameter.name, error))
     }

@@ -526,10 +526,14 @@ pub(crate) fn table() -> Vec<Route> {
             .gives_as(200, "Prometheus' text format, or OpenMetrics if that is asked for.", None, "text/plain"),
         get("/openapi.json", "readOpenApi", Access::Anybody, docs::openapi_document)
             .says("This document.")
-            .gives_as(200, "OpenAPI 3.1.", None, JSON),
+            .gives_as(200, "OpenAPI 3.1.", None, JSON)
+            .heeds(&["If-None-Match"])
+            .gives_as(304, "The caller has it.", None, JSON),
         get("/docs", "readDocs", Access::Anybody, docs::page)
             .says("This document, for people.")
-            .gives_as(200, "A page.", None, "text/html"),
+            .gives_as(200, "A page.", None, "text/html")
+            .heeds(&["If-None-Match"])
+            .gives_as(304, "The caller has it.", None, "text/html"),
         get("/docs/errors/{name}", "readErrorPage", Access::Anybody, docs::error_page)
             .says("What an error means and what to do.")
             .gives_as(200, "A page.", None, "text/html"),

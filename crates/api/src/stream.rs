@@ -22,7 +22,7 @@ use posthaste_core::id::{EndpointId, TenantId};
 use posthaste_core::scheduler::Seq;
 use posthaste_store::{DeliveryQuery, MadeAfter, StatusFilter};
 use serde_json::{Value, json};
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::App;
@@ -71,15 +71,14 @@ pub(crate) async fn follow(call: Call) -> Result<Response, Problem> {
         None => None,
         Some(value) => Some(position.read(&call.app, value)?),
     };
-    let permit = std::sync::Arc::clone(&call.app.streams).try_acquire_owned();
-    let permit = permit.map_err(|_| Problem::unavailable("As many streams are open as may be. Try again later."))?;
+    let place = call.app.streams.take(&call.caller)?;
     let (outbox, inbox) = mpsc::channel(UNREAD_MAX);
     // The head of the answer goes out at once, with something behind it.
     let _ = outbox.try_send(Bytes::from_static(b"retry: 2000\n\n"));
     let mut watch = Watch::new(call.app, call.parts.headers, tenant, endpoint, position);
     let first = watch.begin(resumed).await?;
     tokio::spawn(async move {
-        let _permit: OwnedSemaphorePermit = permit;
+        let _place = place;
         watch.run(outbox, first).await;
     });
     let mut response = Response::new(Body::new(Events(inbox)));

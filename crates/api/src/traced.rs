@@ -74,6 +74,7 @@ impl Traced<'_> {
                 Some(Stored::Made { deliveries }) => PublishedAs::Made { deliveries: *deliveries },
                 Some(Stored::Duplicate { event, .. }) => PublishedAs::Duplicate { of: event },
                 Some(Stored::Conflict { .. }) => PublishedAs::Conflict,
+                Some(Stored::TooCostly(_)) => PublishedAs::Refused,
                 None => PublishedAs::Failed,
             };
             self.traces.published(&Publish {

@@ -13,7 +13,9 @@
 //! | How is the server started, killed and asked? | `server.rs`, `caller.rs` |
 //! | Who publishes, who receives? | `publisher.rs`, `receiver.rs` |
 //! | How does it all come together? | `world.rs`; `crash.rs`, `soak.rs` and `dashboard.rs` are courses of events |
+//! | What can one caller do to another? | `attack.rs` |
 
+pub mod attack;
 pub mod caller;
 pub mod crash;
 pub mod dashboard;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use clap::{Parser, Subcommand};
 use posthaste_checker::verdict::Verdict;
 use posthaste_checker::world::Database;
-use posthaste_checker::{crash, dashboard, soak};
+use posthaste_checker::{attack, crash, dashboard, soak};
 
 #[derive(Parser)]
 #[command(about = "Drives the real server through faults and checks the promises from outside")]
@@ -47,6 +47,21 @@ enum Command {
         #[arg(long, default_value_t = 1000)]
         rate: u64,
     },
+    /// Attack it as one caller, on both databases, and measure what a healthy tenant sees
+    Attack {
+        /// How long each attack goes on
+        #[arg(long, default_value_t = 10)]
+        seconds: u64,
+        /// A Markdown file whose table is replaced by what was measured
+        #[arg(long)]
+        write: Option<PathBuf>,
+        /// Only attacks whose name contains this, such as `heads`
+        #[arg(long, default_value = "")]
+        only: String,
+        /// How many times what is required is still allowed
+        #[arg(long, default_value_t = 1)]
+        slack: u32,
+    },
     /// Let a real Prometheus watch it, and ask every query of the dashboard and every rule
     Dashboard {
         #[arg(long, default_value = "deploy/grafana/posthaste.json")]
@@ -70,6 +85,27 @@ async fn main() -> anyhow::Result<ExitCode> {
             }
             println!("{} queries and {} rules, {} of them without an answer", report.queries, report.rules, report.failed.len());
             (Vec::new(), Vec::new(), !report.failed.is_empty())
+        }
+        Command::Attack { seconds, write, only, slack } => {
+            let attacked = Duration::from_secs(seconds);
+            let course = attack::Course { undisturbed: attacked / 2, attacked };
+            let is_meant = |attack: &attack::Attack| format!("{attack:?}").to_lowercase().contains(&only.to_lowercase());
+            let attacks: Vec<attack::Attack> = attack::Attack::ALL.into_iter().filter(is_meant).collect();
+            let databases = if postgres { vec![Database::Postgres] } else { vec![Database::Sqlite, Database::Postgres] };
+            let mut all = Vec::new();
+            println!("{}", attack::TABLE_HEAD);
+            for database in databases {
+                let tell = |measured: &attack::Measured| println!("{}", measured.row());
+                all.extend(attack::run(&binary, database, course, &attacks, tell).await?);
+            }
+            if let Some(path) = write.filter(|_| only.is_empty() && !postgres) {
+                attack::write_table(&path, &all)?;
+            }
+            let faults: Vec<String> = all.iter().flat_map(|measured| measured.faults(slack)).collect();
+            for fault in &faults {
+                println!("{fault}");
+            }
+            (Vec::new(), Vec::new(), !faults.is_empty())
         }
         Command::Crash { cycles, rate } => {
             let course = crash::Course { seed, cycles, rate, database };

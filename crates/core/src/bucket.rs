@@ -94,6 +94,11 @@ impl Bucket {
         }
     }
 
+    /// Takes so many tokens for what has been done already, whether they are there or not.
+    pub fn charge(&mut self, now: Timestamp, limit: RateLimit, tokens: u64) {
+        *self = Bucket::with_debt(now, self.debt_nanos(now, limit) + limit.interval_nanos() * i128::from(tokens));
+    }
+
     /// When the `place`-th token from now (the next is the first) will be there, if nobody else takes one.
     pub fn ready_at(self, now: Timestamp, limit: RateLimit, place: u64) -> Timestamp {
         assert!(0 < place, "places are counted from 1");

@@ -10,14 +10,18 @@
 //! means the same as `{"data.amount": {"$eq": 5}}`. In a name, `\` takes the special meaning
 //! from a following `.`, `$` or `\`.
 //!
-//! Evaluation is total: every filter gives an answer for every event, in time linear in the
-//! event. Comparing unlike things is false, never an error; a missing value satisfies only
+//! Evaluation is total: every filter gives an answer for every event. Many filters are asked
+//! together and within a budget (`filter/set.rs`). Comparing unlike things is false, never an error; a missing value satisfies only
 //! `$exists: false`, `$ne` and `$not`.
+
+mod set;
 
 use crate::event::Event;
 use crate::json::{self, Json, Members};
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
+
+pub use set::{FilterSet, STEPS_MAX, TooCostly};
 
 /// A filter is configuration, not a program.
 pub const FILTER_BYTES_MAX: usize = 16 * 1024;

@@ -39,6 +39,10 @@ impl Members {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
+
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
 }
 
 /// Of members with the same name the last one counts.
@@ -92,6 +96,11 @@ pub struct Number {
 }
 
 impl Number {
+    /// How long it is to compare.
+    pub fn digits_count(&self) -> usize {
+        self.digits.len()
+    }
+
     /// `text` has been checked against the grammar.
     fn from_literal(text: &str) -> Number {
         let (negative, unsigned) = text.strip_prefix('-').map_or((false, text), |rest| (true, rest));

@@ -1,8 +1,8 @@
 //! Who gets an event: the one decision behind every fan-out.
 
 use crate::endpoint::{Status, Subscription};
-use crate::event::Event;
-use crate::filter::Subject;
+use crate::event::{Event, EventType};
+use crate::filter::{FilterSet, Subject, TooCostly};
 
 /// What routing needs to know of an endpoint; less than the whole, so that every node can keep it for every tenant.
 #[derive(Clone, PartialEq, Debug)]
@@ -12,20 +12,68 @@ pub struct Route<Id> {
     pub subscription: Subscription,
 }
 
-/// The endpoints that get a delivery of this event: subscribed, active or paused, and past their filter.
-///
-/// All routes are of the event's tenant; whoever loads them sees to that.
-pub fn choose<'a, Id>(event: &Event, routes: impl IntoIterator<Item = &'a Route<Id>>) -> Vec<&'a Route<Id>> {
-    let mut subject = None;
-    routes
-        .into_iter()
-        .filter(|route| route.status.takes_events() && route.subscription.covers(&event.event_type))
-        .filter(|route| match &route.subscription.filter {
-            None => true,
-            // Most events meet no filter, and their payload need not be read.
-            Some(filter) => filter.matches(subject.get_or_insert_with(|| Subject::of(event))),
-        })
-        .collect()
+/// The routes of one tenant, with their filters ready to be asked together.
+#[derive(Debug)]
+pub struct Routes<Id> {
+    all: Vec<Route<Id>>,
+    filters: FilterSet,
+    /// For each route, the place of its filter.
+    places: Vec<Option<usize>>,
+}
+
+impl<Id> Routes<Id> {
+    /// All routes are of one tenant; the caller that loads them sees to that.
+    pub fn new(routes: Vec<Route<Id>>) -> Routes<Id> {
+        let mut next = 0;
+        let place = |route: &Route<Id>| {
+            route.subscription.filter.as_ref().map(|_| {
+                next += 1;
+                next - 1
+            })
+        };
+        let places = routes.iter().map(place).collect();
+        let filters = FilterSet::new(routes.iter().filter_map(|route| route.subscription.filter.as_ref()));
+        Routes { all: routes, filters, places }
+    }
+
+    /// The endpoints that get a delivery of this event of their tenant: subscribed, active or paused, and past their filter.
+    pub fn choose(&self, event: &Event, steps_max: u64) -> Result<Vec<&Route<Id>>, TooCostly> {
+        self.choose_among(event, steps_max, |_| true)
+    }
+
+    /// The same, and no other route is considered than those for which `is_meant` holds.
+    pub fn choose_among(
+        &self,
+        event: &Event,
+        steps_max: u64,
+        is_meant: impl Fn(&Id) -> bool,
+    ) -> Result<Vec<&Route<Id>>, TooCostly> {
+        let mut chosen: Vec<(&Route<Id>, Option<usize>)> = self
+            .all
+            .iter()
+            .zip(&self.places)
+            .filter(|(route, _)| {
+                route.status.takes_events() && route.subscription.covers(&event.event_type) && is_meant(&route.endpoint)
+            })
+            .map(|(route, place)| (route, *place))
+            .collect();
+        let wanted: Vec<usize> = chosen.iter().filter_map(|(_, place)| *place).collect();
+        // Most events meet no filter, and their payload need not be read.
+        if !wanted.is_empty() {
+            let (answers, _) = self.filters.matches(&Subject::of(event), &wanted, steps_max)?;
+            let mut answers = answers.into_iter();
+            chosen.retain(|(_, place)| place.is_none() || answers.next().expect("an answer for each that was asked"));
+        }
+        Ok(chosen.into_iter().map(|(route, _)| route).collect())
+    }
+
+    /// Whether choosing for an event of this type means reading its payload.
+    pub fn has_filters_for(&self, event_type: &EventType) -> bool {
+        !self.filters.is_empty()
+            && self.all.iter().any(|route| {
+                route.subscription.filter.is_some() && route.status.takes_events() && route.subscription.covers(event_type)
+            })
+    }
 }
 
 #[cfg(test)]
@@ -63,7 +111,8 @@ mod tests {
             route("labelled", active, &[], &[], Some(r#"{"labels": "vip"}"#)),
         ];
         let event = event("invoice.paid", r#"{"amount": 4999}"#);
-        let chosen: Vec<&str> = choose(&event, &routes).iter().map(|route| route.endpoint).collect();
+        let routes = Routes::new(routes.into());
+        let chosen: Vec<&str> = routes.choose(&event, u64::MAX).unwrap().iter().map(|route| route.endpoint).collect();
         assert_eq!(chosen, ["all", "exact", "pattern", "another switched off", "paused", "large", "labelled"]);
     }
 }

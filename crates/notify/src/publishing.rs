@@ -89,6 +89,11 @@ pub(crate) async fn publish(store: &dyn Store, options: &Options, message: &Mess
             }
             Told::Now { emails: notifications.emails }
         }
+        // What operators filter by is their own; a notification that their filters take too long for is in the log.
+        Some(Published::TooCostly(why)) => {
+            tracing::error!(%why, "a notification was not published");
+            Told::Before
+        }
         Some(Published::Duplicate { .. } | Published::Conflict { .. }) | None => Told::Before,
     })
 }

@@ -6,6 +6,8 @@ mod client;
 mod demo;
 mod descriptors;
 mod doctor;
+mod framing;
+mod guarded;
 mod keys;
 mod log;
 mod outbox;

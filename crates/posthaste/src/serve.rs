@@ -27,7 +27,7 @@ use posthaste_store::{
     Store,
 };
 use posthaste_traces::{Exporter, Traces};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -164,10 +164,10 @@ impl Server {
         }
         let listening = async {
             let metrics_listener = match settings.metrics_listen {
-                Some(address) => Some(listen(address, "--metrics-listen").await?),
+                Some(address) => Some(listen(address, "--metrics-listen")?),
                 None => None,
             };
-            anyhow::Ok((listen(settings.listen, "--listen").await?, metrics_listener))
+            anyhow::Ok((listen(settings.listen, "--listen")?, metrics_listener))
         };
         let (traces, exporter) = match traces(settings) {
             Ok(traces) => traces.unzip(),
@@ -241,11 +241,13 @@ impl Server {
         };
         let limits = accept::Limits {
             connections_max: parts.connections_max,
+            connections_per_address_max: settings.connections_per_address_max,
+            trusted_proxies: settings.trusted_proxies.clone(),
             header_timeout: Duration::from_millis(settings.header_timeout_ms),
         };
         let metrics_address = metrics_listener.as_ref().map(TcpListener::local_addr).transpose()?;
         if let (Some(listener), Some(metrics)) = (metrics_listener, metrics) {
-            let limits = accept::Limits { connections_max: METRICS_CONNECTIONS_MAX, ..limits };
+            let limits = accept::Limits { connections_max: METRICS_CONNECTIONS_MAX, ..limits.clone() };
             let router = metrics_router(metrics);
             tasks.push(tokio::spawn(accept::serve(listener, None, router, limits, told(stopped.clone()))));
         }
@@ -626,8 +628,21 @@ fn show_connections(page: &mut Page, client: &Client) {
     page.counter("posthaste_sender_connections_made_total", "Connections to receivers that were made.", counts.dialled);
 }
 
-async fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.map_err(|error| {
+/// What the kernel keeps of answers to one caller; most answers fit, and the rest is kept once for all.
+const SEND_BUFFER_BYTES: u32 = 128 * 1024;
+/// Connections that wait to be taken.
+const BACKLOG: u32 = 1024;
+
+fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
+    let listening = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        socket.set_reuseaddr(true)?;
+        // Its connections have the same. Without it the kernel keeps megabytes for each caller that does not read.
+        socket.set_send_buffer_size(SEND_BUFFER_BYTES)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    listening().map_err(|error| {
         let remedies = [
             (ErrorKind::AddrInUse, "another process listens there; stop it, or name another port with"),
             (ErrorKind::PermissionDenied, "ports below 1024 need privileges; name a higher one with"),

@@ -71,6 +71,8 @@ settings! {
         role: Vec<Role> = list(one_of(&ROLES)), "all", "What this process does: all, or some of api, deliver, relay (with PostgreSQL)";
         outbox: Option<SecretText> = optional(database_address()), "", "The application's database whose outbox is relayed; looked for in `database_url` unless set";
         connections_max: usize = number(16, 1_000_000), "4096", "Open connections to the API; further callers are told to come back";
+        connections_per_address_max: usize = number(1, 1_000_000), "1024", "Open connections from one client address, or from one IPv6 network of 64 bits";
+        trusted_proxies: Vec<IpNet> = list(network()), "", "Networks of proxies in front of this server: their connections are not counted by address";
         header_timeout_ms: u64 = number(1_000, 600_000), "30000", "How long a caller may take over the head of a request";
         strict_tenants: bool = boolean(), "false", "Refuse tenants that nobody has made";
     }
@@ -119,7 +121,7 @@ settings! {
         api_rate: u32 = number(1, 1_000_000), "100", "Calls in a second with one key, publishing apart";
         api_burst: u32 = number(1, 1_000_000), "1000", "Calls at once with one key, publishing apart";
         retries_per_minute_max: Option<u32> = optional(number(1, 1_000_000)), "", "For incidents: second and later tries of everybody together";
-        request_bytes_max: usize = bytes(MIB, 64 * GIB), "32MiB", "Bodies of requests that are being read, together";
+        request_bytes_max: usize = bytes(MIB, 64 * GIB), "64MiB", "Bodies of requests that are being read, together";
         commit_queue_bytes_max: usize = bytes(MIB, 64 * GIB), "32MiB", "What waits to be written";
         cached_body_bytes_max: usize = bytes(MIB, 64 * GIB), "32MiB", "Payloads kept in memory for deliveries that wait";
         in_flight_bytes_max: usize = bytes(MIB, 64 * GIB), "32MiB", "Payloads in flight";

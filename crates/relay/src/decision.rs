@@ -47,6 +47,7 @@ impl Verdict {
             Published::Made { deliveries } => Verdict::Made { deliveries: *deliveries },
             Published::Duplicate { .. } => Verdict::WasThere,
             Published::Conflict { .. } => Verdict::Contested,
+            Published::TooCostly(why) => Verdict::Refused(why.to_string()),
         }
     }
 

@@ -4,10 +4,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use posthaste_core::event::{Event, EventType};
+use posthaste_core::filter::TooCostly;
 use posthaste_core::id::EventId;
 use posthaste_core::time::Timestamp;
 
-use crate::{Error, EventRow};
+use crate::columns::digest;
+use crate::{Error, EventRow, computing};
 
 /// An event that somebody wants to be known.
 #[derive(Clone, PartialEq, Debug)]
@@ -39,6 +41,8 @@ pub enum Published {
         event: EventId,
         by: KnownBy,
     },
+    /// Choosing its endpoints would take too long. Nothing was stored.
+    TooCostly(TooCostly),
 }
 
 /// By what an event is known to have been published before.
@@ -109,6 +113,23 @@ where
         answers.push(answer);
     }
     Ok((unanswered, answers))
+}
+
+/// Of its payload.
+pub(crate) async fn digest_of(event: &Arc<Event>) -> Result<[u8; 32], Error> {
+    if event.data.as_str().len() <= DIGESTED_IN_PLACE_MAX {
+        return Ok(digest(event.data.as_str()));
+    }
+    let large = Arc::clone(event);
+    computing::run(event.tenant.as_str(), move || digest(large.data.as_str())).await
+}
+
+/// Under a millisecond, also on a processor that has no instructions for it.
+const DIGESTED_IN_PLACE_MAX: usize = 256 * 1024;
+
+/// The places of those that are to be written.
+pub(crate) fn unanswered(answers: &[Option<Published>]) -> Vec<usize> {
+    answers.iter().enumerate().filter(|(_, answer)| answer.is_none()).map(|(place, _)| place).collect()
 }
 
 /// All answers, in the order of the events.

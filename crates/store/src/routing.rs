@@ -10,11 +10,15 @@ use parking_lot::RwLock;
 use posthaste_core::catalogue;
 use posthaste_core::endpoint::{Endpoint, Policies};
 use posthaste_core::event::{Event, EventType};
+use posthaste_core::filter::{STEPS_MAX, TooCostly};
 use posthaste_core::id::{EndpointId, TenantId};
 use posthaste_core::quiet_hours::QuietHours;
-use posthaste_core::route::{self, Route};
+use posthaste_core::route::{Route, Routes};
 use posthaste_core::scheduler::Class;
 use posthaste_core::tenant::{Retention, Tenant};
+
+use crate::Error;
+use crate::computing::{self, INLINE_BYTES_MAX, INLINE_STEPS_MAX};
 
 /// What routing an event of one tenant needs.
 #[derive(Debug)]
@@ -22,7 +26,7 @@ pub(crate) struct Routing {
     pub(crate) versions: Versions,
     /// How long what the tenant publishes is kept.
     pub(crate) retention: Retention,
-    routes: Vec<Route<Target>>,
+    routes: Routes<Target>,
     urgent: Arc<BTreeSet<EventType>>,
 }
 
@@ -56,7 +60,7 @@ impl Routing {
         endpoints: Vec<Endpoint>,
         urgent: Arc<BTreeSet<EventType>>,
     ) -> Routing {
-        let routes = endpoints
+        let routes: Vec<Route<Target>> = endpoints
             .into_iter()
             .map(|endpoint| {
                 let schedule = schedule_of(server, tenant, &endpoint);
@@ -65,12 +69,40 @@ impl Routing {
             })
             .collect();
         let retention = tenant.and_then(|tenant| tenant.retention).unwrap_or(retention);
-        Routing { versions, retention, routes, urgent }
+        Routing { versions, retention, routes: Routes::new(routes), urgent }
     }
 
-    pub(crate) fn plan(&self, event: &Event) -> Vec<Planned> {
+    /// Where that takes long, it holds up nobody else.
+    pub(crate) async fn plan(self: &Arc<Routing>, event: &Arc<Event>) -> Result<Result<Vec<Planned>, TooCostly>, Error> {
+        if let Some(chosen) = self.plan_in_place(event) {
+            return Ok(Ok(chosen));
+        }
+        let (routing, work_event) = (Arc::clone(self), Arc::clone(event));
+        computing::run(event.tenant.as_str(), move || routing.plan_here(&work_event)).await
+    }
+
+    /// `None` if that would take long.
+    pub(crate) fn plan_in_place(&self, event: &Event) -> Option<Vec<Planned>> {
+        if event.data.as_str().len() > INLINE_BYTES_MAX && self.routes.has_filters_for(&event.event_type) {
+            return None;
+        }
+        Some(self.planned(event, self.routes.choose(event, INLINE_STEPS_MAX).ok()?))
+    }
+
+    /// On the present thread, however long it takes.
+    fn plan_here(&self, event: &Event) -> Result<Vec<Planned>, TooCostly> {
+        Ok(self.planned(event, self.routes.choose(event, STEPS_MAX)?))
+    }
+
+    /// What this endpoint would get of it, on the present thread.
+    pub(crate) fn plan_for(&self, endpoint: EndpointId, event: &Event) -> Result<Option<Planned>, TooCostly> {
+        let chosen = self.routes.choose_among(event, STEPS_MAX, |target| target.endpoint == endpoint)?;
+        Ok(self.planned(event, chosen).pop())
+    }
+
+    fn planned(&self, event: &Event, chosen: Vec<&Route<Target>>) -> Vec<Planned> {
         let is_priority = self.urgent.contains(&event.event_type);
-        route::choose(event, &self.routes)
+        chosen
             .into_iter()
             .map(|route| Planned {
                 endpoint: route.endpoint.endpoint,
@@ -104,6 +136,11 @@ const ROUTINGS_MAX: usize = 10_000;
 impl Routings {
     pub(crate) fn get(&self, tenant: &TenantId) -> Option<Arc<Routing>> {
         self.0.read().get(tenant).cloned()
+    }
+
+    /// What comes next reads it again.
+    pub(crate) fn forget(&self, tenant: &TenantId) {
+        self.0.write().remove(tenant);
     }
 
     pub(crate) fn put(&self, tenant: &TenantId, routing: &Arc<Routing>) {

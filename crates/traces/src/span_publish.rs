@@ -38,6 +38,8 @@ pub enum PublishedAs<'a> {
     },
     /// The same key or id, and another body.
     Conflict,
+    /// It is not acceptable.
+    Refused,
     /// The store could not take it.
     Failed,
 }
@@ -78,6 +80,9 @@ impl Publish<'_> {
             }
             PublishedAs::Conflict => {
                 publish.attributes.extend([result("conflict"), ("error.type", Value::word("conflict"))]);
+            }
+            PublishedAs::Refused => {
+                publish.attributes.extend([result("refused"), ("error.type", Value::word("too_costly"))]);
             }
             PublishedAs::Failed => {
                 publish.attributes.extend([result("failed"), ("error.type", Value::word("unavailable"))]);

@@ -3,7 +3,7 @@
 //! the words of the guide.
 
 use posthaste_core::event::{Data, Event, EventType, Timing};
-use posthaste_core::filter::{Filter, Subject};
+use posthaste_core::filter::{Filter, FilterSet, Subject};
 use posthaste_core::id::{EventId, TenantId};
 use posthaste_core::text::{Label, Labels};
 use posthaste_core::time::Timestamp;
@@ -57,6 +57,9 @@ fn filter() -> impl Strategy<Value = String> {
         "data.a",
         "data.b.a",
         "data.0",
+        "data.0.a",
+        "data.a.1.0",
+        "data.1.b",
         "data.items.a",
         "data.a\\\\.b",
         "labels",
@@ -112,6 +115,19 @@ proptest! {
         if let Ok(filter) = Filter::parse(&text) {
             let _ = filter.matches(&subject(&data));
         }
+    }
+
+    #[test]
+    fn filters_that_are_asked_together_answer_as_each_does_alone(data in json(), filters in prop::collection::vec(filter(), 1..6)) {
+        let subject = subject(&data);
+        let filters: Vec<Filter> = filters.iter().map(|filter| Filter::parse(filter).unwrap()).collect();
+        let alone: Vec<bool> = filters.iter().map(|filter| filter.matches(&subject)).collect();
+        let places: Vec<usize> = (0..filters.len()).collect();
+        let set = FilterSet::new(&filters);
+        prop_assert_eq!(&set.matches(&subject, &places, u64::MAX).unwrap().0, &alone);
+        let odd: Vec<usize> = places.into_iter().filter(|place| place % 2 == 1).collect();
+        let alone: Vec<bool> = odd.iter().map(|place| alone[*place]).collect();
+        prop_assert_eq!(set.matches(&subject, &odd, u64::MAX).unwrap().0, alone);
     }
 
     #[test]

@@ -98,7 +98,12 @@ fn served(part: impl Future<Output = anyhow::Result<String>>) -> anyhow::Result<
 
 /// More than any part is asked for at once.
 const CONNECTIONS_MAX: usize = 8_192;
-const LIMITS: accept::Limits = accept::Limits { connections_max: CONNECTIONS_MAX, header_timeout: Duration::from_secs(30) };
+const LIMITS: accept::Limits = accept::Limits {
+    connections_max: CONNECTIONS_MAX,
+    connections_per_address_max: CONNECTIONS_MAX,
+    trusted_proxies: vec![],
+    header_timeout: Duration::from_secs(30),
+};
 
 /// Serves it with what serves the API, too.
 pub(super) async fn listen(router: Router) -> anyhow::Result<SocketAddr> {

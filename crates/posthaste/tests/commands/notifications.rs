@@ -50,7 +50,7 @@ fn publish(server: &Server, tenant: &str, times: usize) {
 
 /// An endpoint that is tried once for each event, and whose circuit stays closed.
 fn endpoint(server: &Server, tenant: &str, url: &str) -> String {
-    let said = r#"{"retry": {"strategy": "schedule", "delays_seconds": [], "max_attempts": 1}, "circuit": {"failure_threshold": 1000, "probe_interval_seconds": 1}}"#;
+    let said = r#"{"retry": {"strategy": "schedule", "delays_seconds": [1], "max_attempts": 1}, "circuit": {"failure_threshold": 1000, "probe_interval_seconds": 1}}"#;
     server.text(&["endpoints", "create", url, "--tenant", tenant, "--from-json", said], "id")
 }
 
@@ -169,7 +169,7 @@ fn an_endpoint_that_fails_is_told_at_half_and_at_nine_tenths_and_when_it_works_a
 fn a_circuit_is_told_when_it_opens_and_closes_and_one_that_flaps_floods_nobody() {
     let server = Server::start_with("flapping", &["--notification-pause-seconds", "86400"]);
     let (mood, url) = moody(500);
-    let said = r#"{"retry": {"strategy": "schedule", "delays_seconds": [], "max_attempts": 1}, "circuit": {"failure_threshold": 1, "probe_interval_seconds": 1}}"#;
+    let said = r#"{"retry": {"strategy": "schedule", "delays_seconds": [1], "max_attempts": 1}, "circuit": {"failure_threshold": 1, "probe_interval_seconds": 1}}"#;
     let id = server.text(&["endpoints", "create", &url, "--tenant", "acme", "--from-json", said], "id");
     let circuit_is = |state: &str| {
         server.wait_for(&["endpoints", "show", &id], |shown| shown["circuit"]["state"] == state);

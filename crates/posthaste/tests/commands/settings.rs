@@ -27,7 +27,7 @@ enum Seen {
 }
 use Seen::{Here, In, InOptions};
 
-const SETTINGS: [(&str, Seen); 82] = [
+const SETTINGS: [(&str, Seen); 84] = [
     ("listen", Here),
     ("tls_cert", In("commands/tls.rs")),
     ("tls_key", In("commands/tls.rs")),
@@ -41,6 +41,8 @@ const SETTINGS: [(&str, Seen); 82] = [
     ("role", In("postgres.rs")),
     ("outbox", In("outbox.rs")),
     ("connections_max", Here),
+    ("connections_per_address_max", Here),
+    ("trusted_proxies", Here),
     ("header_timeout_ms", In("serve.rs")),
     ("strict_tenants", Here),
     ("admin_key", Here),
@@ -188,16 +190,37 @@ fn what_may_come_in_is_bounded_as_set() {
         assert!(status == 409 || status == 422, "{status} {answer}");
         let link = server.good("POST", "/v1/portal-links", r#"{"tenant": "default", "permissions": ["view"]}"#);
         assert!(link["url"].as_str().unwrap().starts_with("https://hooks.example.com/"), "{link}");
-        // So many callers keep the others out for as long as they stay.
+        // So many callers keep the others out for as long as they stay, except for probes.
         let callers: Vec<_> = (0..16).map(|_| std::net::TcpStream::connect(server.address).unwrap()).collect();
-        let mut one_more = std::net::TcpStream::connect(server.address).unwrap();
-        one_more.write_all(b"GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").unwrap();
-        one_more.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-        let mut answer = String::new();
-        let _ = one_more.read_to_string(&mut answer);
-        assert!(answer.starts_with("HTTP/1.1 503") || answer.is_empty(), "{answer}");
+        let answer = beside(server.address, "/docs");
+        assert!(answer.starts_with("HTTP/1.1 503"), "{answer}");
+        let answer = beside(server.address, "/healthz");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         drop(callers);
     });
+}
+
+/// What a caller hears over a connection of its own.
+fn beside(server: SocketAddr, path: &str) -> String {
+    let mut stream = std::net::TcpStream::connect(server).unwrap();
+    stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n").as_bytes()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    let mut answer = String::new();
+    let _ = stream.read_to_string(&mut answer);
+    answer
+}
+
+#[test]
+fn one_address_has_as_many_connections_as_set_unless_it_is_a_proxy() {
+    let few = ["--connections-per-address-max", "3"];
+    let server = Server::start_bare("per-address", &few);
+    let callers: Vec<_> = (0..3).map(|_| std::net::TcpStream::connect(server.address).unwrap()).collect();
+    assert!(beside(server.address, "/docs").starts_with("HTTP/1.1 503"));
+    assert!(beside(server.address, "/readyz").starts_with("HTTP/1.1 200"), "probes have places of their own");
+    drop(callers);
+    let server = Server::start_bare("proxy", &[&few[..], &["--trusted-proxies", "127.0.0.0/8"]].concat());
+    let _callers: Vec<_> = (0..20).map(|_| std::net::TcpStream::connect(server.address).unwrap()).collect();
+    assert!(beside(server.address, "/docs").starts_with("HTTP/1.1 200"));
 }
 
 #[test]

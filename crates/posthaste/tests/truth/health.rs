@@ -8,7 +8,7 @@ const FLAGS: &[&str] = &["--allow-http", "--allow-networks", "127.0.0.0/8"];
 
 /// Tried once for each event; its circuit stays closed.
 fn plain(url: &str) -> Value {
-    json!({"url": url, "tenant": "acme", "retry": {"strategy": "schedule", "delays_seconds": [], "max_attempts": 1},
+    json!({"url": url, "tenant": "acme", "retry": {"strategy": "schedule", "delays_seconds": [1], "max_attempts": 1},
            "circuit": {"failure_threshold": 1000}})
 }
 

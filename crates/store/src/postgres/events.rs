@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use posthaste_core::delivery::State as DeliveryState;
 use posthaste_core::event::{Event, EventType};
+use posthaste_core::filter::TooCostly;
 use posthaste_core::id::{DeliveryId, EventId, TenantId};
 use posthaste_core::scheduler::Entry;
 use posthaste_core::text::{IdempotencyKey, OrderingKey, Version};
@@ -25,9 +26,9 @@ use super::in_flight::Opened;
 use super::row::{self, Parameters};
 use super::slots::{Slot, Table, end_of, slot_of};
 use super::{Database, Postgres, configuration};
-use crate::columns::{class_code, digest, lines, millis, signed, state_columns, unsigned};
+use crate::columns::{class_code, lines, millis, signed, state_columns, unsigned};
 use crate::feed::Fed;
-use crate::publishing::{KnownBy, answer_for_our_ids, merge};
+use crate::publishing::{KnownBy, answer_for_our_ids, digest_of, merge, unanswered};
 use crate::routing::{Planned, Routing, Versions};
 use crate::{Error, NewEvent, Published, partition_of};
 
@@ -46,20 +47,25 @@ pub(super) struct Plan {
     slot: Slot,
     versions: Versions,
     chosen: Vec<Planned>,
+    /// Set if its endpoints cannot be chosen: it is not written.
+    too_costly: Option<TooCostly>,
 }
 
 impl Plan {
-    fn new(new: NewEvent, routing: &Routing) -> Plan {
-        let digest = digest(new.event.data.as_str());
-        let mut plan = Plan { new, digest, slot: 0, versions: routing.versions, chosen: vec![] };
-        plan.make_by(routing);
-        plan
+    async fn new(new: NewEvent, routing: &Arc<Routing>) -> Result<Plan, Error> {
+        let digest = digest_of(&new.event).await?;
+        let mut plan = Plan { new, digest, slot: 0, versions: routing.versions, chosen: vec![], too_costly: None };
+        plan.make_by(routing).await?;
+        Ok(plan)
     }
 
-    fn make_by(&mut self, routing: &Routing) {
+    async fn make_by(&mut self, routing: &Arc<Routing>) -> Result<(), Error> {
         self.versions = routing.versions;
-        self.chosen = routing.plan(&self.new.event);
+        let planned = routing.plan(&self.new.event).await?;
+        self.too_costly = planned.as_ref().err().copied();
+        self.chosen = planned.unwrap_or_default();
         self.slot = slot_of(self.new.event.accepted_at, routing.retention);
+        Ok(())
     }
 
     /// By what it would be known again: its key, and the id that was chosen for it.
@@ -99,15 +105,22 @@ fn count(deliveries: usize) -> u32 {
 impl Postgres {
     pub(super) async fn publish_in_a_group(&self, events: Vec<NewEvent>) -> Result<Vec<Published>, Error> {
         let find = |event: &Event| self.0.database.published_event(event.tenant.clone(), event.id.clone());
-        let (events, answers) = answer_for_our_ids(events, find).await?;
+        let (events, mut answers) = answer_for_our_ids(events, find).await?;
         let mut plans = Vec::with_capacity(events.len());
         let mut bytes = 0;
-        for new in events {
+        for (new, place) in events.into_iter().zip(unanswered(&answers)) {
             let routing = self.0.database.routing_of_a_publisher(&new.event.tenant).await?;
-            let plan = Plan::new(new, &routing);
+            let plan = Plan::new(new, &routing).await?;
+            if let Some(too_costly) = plan.too_costly {
+                answers[place] = Some(Published::TooCostly(too_costly));
+                continue;
+            }
             plan.new.has_been_resolved();
             bytes += plan.new.event.data.as_str().len() + ROW_BYTES * (1 + plan.chosen.len());
             plans.push(plan);
+        }
+        if plans.is_empty() {
+            return Ok(merge(answers, vec![]));
         }
         Ok(merge(answers, self.0.publishing.write(bytes, plans).await?))
     }
@@ -196,7 +209,7 @@ impl Database {
             routings.insert(tenant, routing);
         }
         for plan in calls.iter_mut().flatten() {
-            plan.make_by(&routings[&plan.new.event.tenant]);
+            plan.make_by(&routings[&plan.new.event.tenant]).await?;
         }
         Ok(())
     }
@@ -301,10 +314,11 @@ fn seqs_by_id(rows: &[Row]) -> Result<HashMap<DeliveryId, i64>, Error> {
 async fn decide(database: &Database, connection: &Connection, plans: &[&Plan]) -> Result<Decided, Problem> {
     let mut decided = Decided {
         event_seqs: plans.iter().map(|_| None).collect(),
-        answers: plans.iter().map(|_| None).collect(),
+        answers: plans.iter().map(|plan| plan.too_costly.map(Published::TooCostly)).collect(),
         has_begun: false,
     };
-    let mut undecided: Vec<usize> = (0..plans.len()).filter(|place| plans[*place].keys().next().is_some()).collect();
+    let mut undecided: Vec<usize> =
+        (0..plans.len()).filter(|place| decided.answers[*place].is_none() && plans[*place].keys().next().is_some()).collect();
     if undecided.is_empty() {
         return Ok(decided);
     }
@@ -383,7 +397,10 @@ async fn decide_round(
                         Published::Duplicate { event, .. } if holder.fingerprint != plans[*place].new.fingerprint => {
                             Published::Conflict { event, by: KnownBy::of_kind(key.kind) }
                         }
-                        found @ (Published::Duplicate { .. } | Published::Made { .. } | Published::Conflict { .. }) => found,
+                        found @ (Published::Duplicate { .. }
+                        | Published::Made { .. }
+                        | Published::Conflict { .. }
+                        | Published::TooCostly(_)) => found,
                     }),
                 }
             });

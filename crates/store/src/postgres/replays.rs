@@ -19,6 +19,7 @@ use super::lanes::{self, Place};
 use super::row::{self, optional_storable, storable};
 use super::{Database, configuration, history, routing};
 use crate::columns::{corrupt, limit, named, signed, unsigned};
+use crate::computing;
 use crate::feed::Fed;
 use crate::replays::{Bounds, ENDPOINTS_PER_STEP, Found, ROWS_PER_ENDPOINT, SCAN_ROWS, SkipReason, Stepped, Successor};
 use crate::routing::{Planned, schedule_of};
@@ -421,16 +422,25 @@ async fn look_for_missing(
     let parameters: [&(dyn tokio_postgres::types::ToSql + Sync); 6] =
         [&id, &stored.tenant.as_str(), &after, &bounds.up_to, &limit(rows_max), &bounds.last_delivery];
     let rows = connection.query(LOOK_FOR_MISSING, &parameters).await?;
-    let mut candidates = Vec::with_capacity(rows.len());
+    let mut events = Vec::with_capacity(rows.len());
     for row in &rows {
+        let successor = bounds.successor(row::column(row, "had")?);
+        // What was erased or damaged cannot be sent, and nothing tells whether the endpoint would want it.
+        let event = lanes::event(row).ok().filter(|event| successor != Successor::Before && filter.covers_event(event));
+        events.push(event);
+    }
+    let plan = move |event: Option<Event>| {
+        // The same holds for an event that its filter takes too long for.
+        let planned = routing.plan_for(endpoint, event.as_ref()?).ok().flatten()?;
+        Some((event?, planned))
+    };
+    let planned: Vec<_> = computing::run(stored.tenant.as_str(), move || events.into_iter().map(plan).collect()).await?;
+    let mut candidates = Vec::with_capacity(rows.len());
+    for (row, planned) in rows.iter().zip(planned) {
         let place = Place { slot: row::column(row, "slot")?, seq: row::column(row, "seq")? };
         let successor = bounds.successor(row::column(row, "had")?);
         let mut found = Found::NotMatched;
-        // What was erased or damaged cannot be sent, and nothing tells whether the endpoint would want it.
-        if successor != Successor::Before
-            && let Some(event) = lanes::event(row).ok().filter(|event| filter.covers_event(event))
-            && let Some(planned) = routing.plan(&event).into_iter().find(|planned| planned.endpoint == endpoint)
-        {
+        if let Some((event, planned)) = planned {
             found = match successor {
                 Successor::Meanwhile => Found::Skipped(SkipReason::AlreadyRedelivered),
                 Successor::None | Successor::Before => Found::Make(MadeOf::MissedEvent { event: Arc::new(event), planned, place }),

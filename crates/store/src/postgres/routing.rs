@@ -8,6 +8,7 @@ use posthaste_core::id::TenantId;
 use super::connection::{Connection, Flight, Problem};
 use super::{Database, configuration, row};
 use crate::columns::unsigned;
+use crate::computing;
 use crate::routing::{Routing, Versions, urgent_types};
 use crate::{Error, Options};
 
@@ -65,12 +66,21 @@ pub(super) async fn load(connection: &Connection, tenant: &TenantId, options: &O
     let first = landed[versions].first().ok_or(Problem::Store(Error::Corrupt { what: "version" }))?;
     let versions =
         Versions { tenant: unsigned(row::column(first, "version")?), catalogue: unsigned(row::column(first, "catalogue")?) };
-    // Headers are not looked at, so they stay sealed.
-    let endpoints = landed[endpoints].iter().map(configuration::endpoint_without_secrets).collect::<Result<_, _>>()?;
-    let tenant = landed[stored].first().map(configuration::tenant_from_row).transpose()?.map(|stored| stored.tenant);
-    let catalogue = landed[types].iter().map(configuration::event_type).collect::<Result<Vec<_>, _>>()?;
-    Ok(Arc::new(Routing::new(versions, &options.policies, options.retention, tenant.as_ref(), endpoints, urgent_types(&catalogue))))
+    let is_small = landed[endpoints].len() <= READ_IN_PLACE_MAX;
+    let (policies, retention) = (options.policies.clone(), options.retention);
+    let read = move || {
+        // Headers are not looked at, so they stay sealed.
+        let endpoints = landed[endpoints].iter().map(configuration::endpoint_without_secrets).collect::<Result<_, _>>()?;
+        let tenant = landed[stored].first().map(configuration::tenant_from_row).transpose()?.map(|stored| stored.tenant);
+        let catalogue = landed[types].iter().map(configuration::event_type).collect::<Result<Vec<_>, _>>()?;
+        Ok(Arc::new(Routing::new(versions, &policies, retention, tenant.as_ref(), endpoints, urgent_types(&catalogue))))
+    };
+    let routing: Result<Arc<Routing>, Error> = if is_small { read() } else { computing::run(name, read).await? };
+    Ok(routing?)
 }
+
+/// So many endpoints are read in place: the filter of each may have 16 KiB.
+const READ_IN_PLACE_MAX: usize = 4;
 
 const SELECT_VERSIONS: &str =
     "SELECT coalesce(t.version, 0) AS version, (SELECT value FROM counters WHERE name = 'catalogue') AS catalogue

@@ -1,6 +1,7 @@
 //! Publishing: the event and its deliveries, or nothing.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use posthaste_core::delivery::State as DeliveryState;
 use posthaste_core::event::{Event, EventType};
@@ -13,9 +14,9 @@ use rusqlite::{Connection, params};
 
 use super::writer::{State, Turn};
 use super::{Sqlite, configuration, routing, row};
-use crate::columns::{class_code, digest, limit, lines, millis, state_columns, unsigned};
+use crate::columns::{class_code, limit, lines, millis, state_columns, unsigned};
 use crate::feed::Fed;
-use crate::publishing::{KnownBy, answer_for_our_ids, merge};
+use crate::publishing::{KnownBy, answer_for_our_ids, digest_of, unanswered};
 use crate::routing::{Planned, Versions};
 use crate::{Error, NewEvent, Published, partition_of};
 
@@ -46,37 +47,68 @@ const ROW_BYTES: usize = 512;
 impl Sqlite {
     pub(super) async fn publish(&self, events: Vec<NewEvent>) -> Result<Vec<Published>, Error> {
         let find = |event: &Event| self.published_event(event.tenant.clone(), event.id.clone());
-        let (events, answers) = answer_for_our_ids(events, find).await?;
-        let mut plans = Vec::with_capacity(events.len());
-        let mut bytes = 0;
-        for new in events {
-            let routing = self.routing(&new.event.tenant).await?;
-            let chosen = routing.plan(&new.event);
-            new.has_been_resolved();
-            bytes += new.event.data.as_str().len() + ROW_BYTES * (1 + chosen.len());
-            plans.push(Plan { digest: digest(new.event.data.as_str()), versions: routing.versions, chosen, new });
+        let (mut events, mut answers) = answer_for_our_ids(events, find).await?;
+        for _ in 0..PLANNED_MAX {
+            let (mut plans, mut bytes) = (Vec::with_capacity(events.len()), 0);
+            for (new, place) in std::mem::take(&mut events).into_iter().zip(unanswered(&answers)) {
+                let routing = self.routing(&new.event.tenant).await?;
+                let chosen = match routing.plan(&new.event).await? {
+                    Ok(chosen) => chosen,
+                    Err(too_costly) => {
+                        answers[place] = Some(Published::TooCostly(too_costly));
+                        continue;
+                    }
+                };
+                new.has_been_resolved();
+                bytes += new.event.data.as_str().len() + ROW_BYTES * (1 + chosen.len());
+                plans.push(Plan { digest: digest_of(&new.event).await?, versions: routing.versions, chosen, new });
+            }
+            if plans.is_empty() {
+                break;
+            }
+            let tried: Vec<NewEvent> = plans.iter().map(|plan| plan.new.clone()).collect();
+            let store = self.clone();
+            let written = self
+                .write(bytes, move |turn, state| {
+                    plans.iter_mut().map(|plan| publish(&store, turn, state, plan)).collect::<Result<Vec<_>, _>>()
+                })
+                .await?;
+            for ((new, place), answer) in tried.into_iter().zip(unanswered(&answers)).zip(written) {
+                match answer {
+                    Some(answer) => answers[place] = Some(answer),
+                    None => events.push(new),
+                }
+            }
+            if events.is_empty() {
+                break;
+            }
         }
-        let store = self.clone();
-        let written = self
-            .write(bytes, move |turn, state| {
-                plans.iter_mut().map(|plan| publish(&store, turn, state, plan)).collect::<Result<Vec<_>, _>>()
-            })
-            .await?;
-        Ok(merge(answers, written))
+        // What was written stays written, and who asks again hears of it as a duplicate, or has chosen to have it twice.
+        answers.into_iter().collect::<Option<Vec<_>>>().ok_or(Error::Overloaded { retry_after: Duration::from_secs(1) })
     }
 }
 
-fn publish(store: &Sqlite, turn: &Turn<'_>, state: &mut State, plan: &mut Plan) -> Result<Published, Error> {
+/// How often an event is planned whose tenant is changed all the time.
+const PLANNED_MAX: usize = 10;
+
+/// `None`: nothing was written, because the tenant has changed since it was planned, and planning again takes too long to do it
+/// here, where every publisher waits.
+fn publish(store: &Sqlite, turn: &Turn<'_>, state: &mut State, plan: &mut Plan) -> Result<Option<Published>, Error> {
     let event = Arc::clone(&plan.new.event);
     let versions = state.versions(turn, &event.tenant)?;
     if versions != plan.versions {
+        if !routing::is_small(turn, &event.tenant)? {
+            store.0.routings.forget(&event.tenant);
+            return Ok(None);
+        }
         let routing = routing::load(turn, &event.tenant, &store.0.options)?;
-        plan.chosen = routing.plan(&event);
-        plan.versions = versions;
         store.0.routings.put(&event.tenant, &routing);
+        let Some(chosen) = routing.plan_in_place(&event) else { return Ok(None) };
+        plan.chosen = chosen;
+        plan.versions = versions;
     }
     if let Some(before) = published_before(turn, &plan.new, event.accepted_at)? {
-        return Ok(before);
+        return Ok(Some(before));
     }
     if versions.tenant == 0 {
         configuration::touch_tenant(turn, &event.tenant, event.accepted_at)?;
@@ -119,7 +151,7 @@ fn publish(store: &Sqlite, turn: &Turn<'_>, state: &mut State, plan: &mut Plan) 
         };
         insert(turn, state, &made)?;
     }
-    Ok(Published::Made { deliveries: u32::try_from(plan.chosen.len()).unwrap_or(u32::MAX) })
+    Ok(Some(Published::Made { deliveries: u32::try_from(plan.chosen.len()).unwrap_or(u32::MAX) }))
 }
 
 /// A delivery to be made: an original, or a replay.

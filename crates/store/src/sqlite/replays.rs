@@ -353,7 +353,8 @@ fn look_for_missing(
         // What was erased or damaged cannot be sent, and nothing tells whether the endpoint would want it.
         let event = lanes::event(row).ok().filter(|event| filter.covers_event(event));
         let planned = event.and_then(|event| {
-            let planned = routing.plan(&event).into_iter().find(|planned| planned.endpoint == endpoint)?;
+            // The same holds for an event that its filter takes too long for.
+            let planned = routing.plan_for(endpoint, &event).ok().flatten()?;
             Some((event, planned))
         });
         let found = match planned {
