@@ -96,12 +96,11 @@ impl Server {
 
     /// Changes what no call can change, while the server is down.
     pub(crate) fn execute(&self, sql: &str) {
-        match &self.postgres {
-            Some(postgres) => drop(postgres.psql(sql)),
-            None => {
-                let file = self.program.data_dir.join("posthaste.db");
-                rusqlite::Connection::open(file).unwrap().execute_batch(sql).unwrap();
-            }
+        if let Some(postgres) = &self.postgres {
+            postgres.psql(sql);
+        } else {
+            let file = self.program.data_dir.join("posthaste.db");
+            rusqlite::Connection::open(file).unwrap().execute_batch(sql).unwrap();
         }
     }
 
