@@ -498,6 +498,10 @@ impl World {
         if asked.is_empty() {
             return;
         }
+        // What a leaver whose lease has ended had in flight may be sent once more.
+        for dead in self.store.expired(self.real) {
+            self.lose_member(dead);
+        }
         asked.sort_unstable();
         let left = self.store.handed_over_left(self.now, &asked);
         let (inbox, mut wakes) = unbounded_channel();

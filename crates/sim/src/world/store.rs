@@ -515,14 +515,18 @@ impl Store {
         self.leases.get(&member).is_some_and(|until| until.is_none_or(|until| at < until))
     }
 
+    /// Members whose lease has ended, and that have not been removed.
+    pub(crate) fn expired(&self, at: Timestamp) -> BTreeSet<Member> {
+        let is_over = |until: &Option<Timestamp>| until.is_some_and(|until| until <= at);
+        self.leases.iter().filter(|(_, until)| is_over(until)).map(|(member, _)| *member).collect()
+    }
+
     /// What members had whose lease has ended has no owner; SQLite has one process, and what any other had is free. Answers whose
     /// records are not accepted any more.
     pub(crate) fn free_orphans(&mut self, claimant: Member, at: Timestamp) -> BTreeSet<Member> {
-        let is_over = |until: &Option<Timestamp>| until.is_some_and(|until| until <= at);
         // Also one that has handed over what it had, and was to record what it had in flight.
-        let mut freed: BTreeSet<Member> =
-            self.leases.iter().filter(|(_, until)| is_over(until)).map(|(member, _)| *member).collect();
-        self.leases.retain(|_, until| !is_over(until));
+        let mut freed = self.expired(at);
+        self.leases.retain(|member, _| !freed.contains(member));
         let (kind, leases) = (self.kind, &self.leases);
         let is_live = |owner: &Member| match kind {
             Kind::Sqlite => *owner == claimant,
