@@ -100,9 +100,7 @@ plants! {
     GapScanStopsEarly "gap-scan-stops-early" "a scan for what the feed has dropped ends with its first page",
     HalfOpenNotWritten "half-open-not-written" "whoever takes over does not know that a probe was sent",
     PanicLeaksCall "panic-leaks-call" "what a call that has panicked was made for is forgotten",
-    RetakenUnheard "retaken-unheard" "a node that gets a partition again after it gave it up goes on under the old epoch",
     LeaseCountsFromAnswer "lease-counts-from-answer" "a lease counts from when its renewal was heard of, not from when it was asked for",
-    LateHandOver "late-hand-over" "a hand-over that is repeated gives up what the node has got again since",
     OldClaimGrantsBurst "old-claim-grants-burst" "tokens count from this node's first partition, not from the one that it took over",
 }
 

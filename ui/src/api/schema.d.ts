@@ -62,7 +62,7 @@ export interface paths {
             path?: never;
             cookie?: never;
         };
-        /** What is counted, for Prometheus. Without a key for callers on this machine. */
+        /** What is counted, for Prometheus. Without a key for callers on this machine that call it by a loopback name. */
         get: operations["readMetrics"];
         put?: never;
         post?: never;
@@ -624,6 +624,42 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/portal-sessions": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Sessions of the portal that are not over, newest first, and links that have not been used yet. */
+        get: operations["listPortalSessions"];
+        put?: never;
+        /** Exchange the code of a portal link, once and within five minutes, for a token. */
+        post: operations["startPortalSession"];
+        /** End all sessions of the portal for a tenant, or all whose link was made by a key. */
+        delete: operations["endPortalSessions"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/portal-sessions/{id}": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        post?: never;
+        /** End one session of the portal, or a link that has not been used. */
+        delete: operations["endPortalSession"];
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/replays": {
         parameters: {
             query?: never;
@@ -688,7 +724,7 @@ export interface paths {
         put?: never;
         /** Exchange the API key in the `Authorization` header for a cookie. It lasts a day, and ends with its key. */
         post: operations["createSession"];
-        /** Remove the session's cookie from the browser. */
+        /** End the session that the call is made with, and remove its cookie from the browser. */
         delete: operations["endSession"];
         options?: never;
         head?: never;
@@ -781,11 +817,19 @@ export interface components {
             attempted_at: string;
             /** @description `null` for a test-send. */
             delivery?: string | null;
+            /**
+             * Format: int64
+             * @description The version of the endpoint that it was sent with; `null`, as the next three, for attempts from before versions were kept.
+             */
+            endpoint_version?: number | null;
             error?: string | null;
+            /** @description The names of the endpoint's own headers. Their values are not kept. */
+            header_names?: string[] | null;
             id: string;
             /** Format: int32 */
             number: number;
             outcome: string;
+            payload_format?: components["schemas"]["PayloadFormatName"] | null;
             response_preview?: string | null;
             /**
              * Format: int64
@@ -797,6 +841,8 @@ export interface components {
             /** Format: int64 */
             timeout_ms: number;
             timings: components["schemas"]["Timings"];
+            /** @description Where it was sent. */
+            url?: string | null;
         };
         AuditEntry: {
             /** @description Such as `endpoint.change`. */
@@ -920,6 +966,7 @@ export interface components {
             /** Format: date-time */
             delivered_at?: string | null;
             endpoint: string;
+            /** @description Where its last attempt was sent; without one, where the first would be sent now. */
             endpoint_url: string;
             /**
              * Format: date-time
@@ -1066,6 +1113,8 @@ export interface components {
             /** Format: date-time */
             updated_at: string;
             url: string;
+            /** @description What a change has done beside what was asked for. */
+            warnings?: string[];
         };
         /** @description What is said about an endpoint. `null` goes back to what is inherited or to the default. */
         EndpointSettings: {
@@ -1105,6 +1154,8 @@ export interface components {
             uid?: string | null;
             updated_at?: unknown;
             url?: string | null;
+            /** @description Of the answer to a change; nothing is said by sending it back. */
+            warnings?: unknown;
         };
         EndpointStats: components["schemas"]["Stats"] & {
             endpoint: string;
@@ -1278,7 +1329,7 @@ export interface components {
         NewPortalLink: {
             /**
              * Format: int64
-             * @description One hour unless said.
+             * @description How long the session lasts, from now on. One hour unless said.
              */
             expires_in_seconds?: number | null;
             permissions: components["schemas"]["Permission"][];
@@ -1327,11 +1378,42 @@ export interface components {
         PayloadFormatName: "envelope" | "data" | "cloudevents";
         /** @enum {string} */
         Permission: "view" | "manage" | "secrets" | "replay";
+        /** @description The code of a link. */
+        PortalCode: {
+            code: string;
+        };
         PortalLink: {
+            /**
+             * Format: date-time
+             * @description By when the link has to be opened.
+             */
+            code_expires_at: string;
+            /**
+             * Format: date-time
+             * @description When the session ends that the link begins.
+             */
+            expires_at: string;
+            /** @description By which the link, and then its session, can be ended. */
+            session: string;
+            /** @description To be opened in a browser. The code stands behind the `#`, and is good for one use. */
+            url: string;
+        };
+        /** @description A session of the portal, or a link that has not been used yet. */
+        PortalSession: {
+            /** Format: date-time */
+            created_at: string;
             /** Format: date-time */
             expires_at: string;
-            /** @description To be opened in a browser. The token stands behind the `#`. */
-            url: string;
+            id: string;
+            /** @description The id of the key that made its link; `admin` for the operator's first key. */
+            key: string;
+            permissions: components["schemas"]["Permission"][];
+            /**
+             * Format: date-time
+             * @description When the link was used; `null` for one that has not been.
+             */
+            started_at?: string | null;
+            tenant: string;
         };
         /** @enum {string} */
         PrefixName: "v1=" | "sha256=";
@@ -1498,6 +1580,15 @@ export interface components {
             id?: string | null;
             signature?: string | null;
             timestamp?: string | null;
+        };
+        StartedPortalSession: {
+            /** Format: date-time */
+            expires_at: string;
+            id: string;
+            permissions: components["schemas"]["Permission"][];
+            tenant: string;
+            /** @description A credential of this API, for the `Authorization` header. */
+            token: string;
         };
         /** @description How deliveries have fared. */
         Stats: {
@@ -1785,6 +1876,15 @@ export interface components {
                 "application/problem+json": components["schemas"]["Problem"];
             };
         };
+        /** @description Something went wrong here */
+        500: {
+            headers: {
+                [name: string]: unknown;
+            };
+            content: {
+                "application/problem+json": components["schemas"]["Problem"];
+            };
+        };
         /** @description Not able to serve this now */
         503: {
             headers: {
@@ -1807,7 +1907,9 @@ export interface operations {
     readDocs: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                "If-None-Match"?: string;
+            };
             path?: never;
             cookie?: never;
         };
@@ -1815,6 +1917,15 @@ export interface operations {
         responses: {
             /** @description A page. */
             200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "text/html": string;
+                };
+            };
+            /** @description The caller has it. */
+            304: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -1916,7 +2027,9 @@ export interface operations {
     readOpenApi: {
         parameters: {
             query?: never;
-            header?: never;
+            header?: {
+                "If-None-Match"?: string;
+            };
             path?: never;
             cookie?: never;
         };
@@ -1924,6 +2037,15 @@ export interface operations {
         responses: {
             /** @description OpenAPI 3.1. */
             200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": Record<string, never>;
+                };
+            };
+            /** @description The caller has it. */
+            304: {
                 headers: {
                     [name: string]: unknown;
                 };
@@ -3623,6 +3745,149 @@ export interface operations {
             413: components["responses"]["413"];
             414: components["responses"]["414"];
             415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            503: components["responses"]["503"];
+        };
+    };
+    listPortalSessions: {
+        parameters: {
+            query?: {
+                /** @description Only what belongs to this tenant. */
+                tenant?: string;
+                /** @description Only what was made by this key: its id, or `admin` for the operator's first key. */
+                key?: string;
+                /** @description How many at most, 50 unless said. */
+                limit?: number;
+                /** @description `next_cursor` of the page before. */
+                cursor?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description A page. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": {
+                        /**
+                         * Format: date-time
+                         * @description When it was read. What depends on a delivery that is under way is at most two seconds older.
+                         */
+                        as_of: string;
+                        data: components["schemas"]["PortalSession"][];
+                        /** @description Where the next page begins; null on the last. */
+                        next_cursor: string | null;
+                    };
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            414: components["responses"]["414"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            503: components["responses"]["503"];
+        };
+    };
+    startPortalSession: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody: {
+            content: {
+                "application/json": components["schemas"]["PortalCode"];
+            };
+        };
+        responses: {
+            /** @description The session, with its token. */
+            201: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["StartedPortalSession"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            404: components["responses"]["404"];
+            408: components["responses"]["408"];
+            413: components["responses"]["413"];
+            414: components["responses"]["414"];
+            415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            503: components["responses"]["503"];
+        };
+    };
+    endPortalSessions: {
+        parameters: {
+            query?: {
+                /** @description Only what belongs to this tenant. */
+                tenant?: string;
+                /** @description Only what was made by this key: its id, or `admin` for the operator's first key. */
+                key?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done. */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            414: components["responses"]["414"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            503: components["responses"]["503"];
+        };
+    };
+    endPortalSession: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path: {
+                id: string;
+            };
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description Done. */
+            204: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content?: never;
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            414: components["responses"]["414"];
             422: components["responses"]["422"];
             429: components["responses"]["429"];
             431: components["responses"]["431"];

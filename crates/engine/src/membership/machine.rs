@@ -128,7 +128,7 @@ impl MembershipMachine {
     }
 
     pub fn owned(&self) -> Vec<Partition> {
-        names(&self.owned)
+        self.owned.iter().map(|(partition, _)| *partition).collect()
     }
 
     /// Claims nothing any more. Answers what the owner has to give up: where no one else is, no one takes over.
@@ -224,12 +224,7 @@ impl MembershipMachine {
         }
         let mut progress = self.rest();
         // Under a new epoch it is owned again: in between another node may have had it.
-        let is_same = if plant::is(Plant::RetakenUnheard) {
-            self.owned() == names(&claimed.partitions)
-        } else {
-            self.owned == claimed.partitions
-        };
-        if !is_same {
+        if self.owned != claimed.partitions {
             self.owned.clone_from(&claimed.partitions);
             progress.news = Some(MembershipNews::Owns(claimed));
         }
@@ -259,10 +254,6 @@ impl MembershipMachine {
         self.lease_ends_at = Some(Duration::ZERO);
         MembershipNews::Ended(ended)
     }
-}
-
-fn names(owned: &[(Partition, Epoch)]) -> Vec<Partition> {
-    owned.iter().map(|(partition, _)| *partition).collect()
 }
 
 #[cfg(test)]

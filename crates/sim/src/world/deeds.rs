@@ -74,11 +74,16 @@ pub(super) fn turns(deed: &Deed) -> Vec<usize> {
 impl World {
     /// Something happens to an owner, and it does what it wants to do about it.
     pub(super) fn deliver(&mut self, node: usize, wake: Wake) -> Result<(), Violation> {
-        self.by_clock_of(node, |world| world.deliver_here(node, wake))
+        self.deliver_to_member(node, self.nodes[node].member, wake)
     }
 
-    fn deliver_here(&mut self, node: usize, wake: Wake) -> Result<(), Violation> {
-        let member = (node, self.nodes[node].member);
+    /// The same for what was meant for the node under the name that it had then.
+    fn deliver_to_member(&mut self, node: usize, member: u64, wake: Wake) -> Result<(), Violation> {
+        self.by_clock_of(node, |world| world.deliver_here(node, member, wake))
+    }
+
+    fn deliver_here(&mut self, node: usize, member: u64, wake: Wake) -> Result<(), Violation> {
+        let member = (node, member);
         if self.nodes[node].owner.is_none() {
             return Ok(());
         }
@@ -202,7 +207,7 @@ impl World {
             self.nodes[node].counts_soon = true;
             self.later(Duration::from_secs(10), Step::Count { node, incarnation });
         }
-        self.deliver(node, wake)
+        self.deliver_to_member(node, member, wake)
     }
 
     pub(super) fn count(&mut self, node: usize, incarnation: u64) -> Result<(), Violation> {
@@ -542,7 +547,10 @@ impl World {
 
     /// One transaction: what is in flight is written down with a deadline, and the partitions are nobody's.
     pub(super) fn hand_over(&mut self, leaver: Member, partitions: &[(Partition, Epoch)], in_flight: &[HandedOver]) {
-        self.store.hand_over(leaver, partitions, in_flight);
+        // A process that has ended has nothing in flight, and starts again.
+        let is_running = self.nodes[leaver.0].owner.is_some() && self.nodes[leaver.0].stops_by.is_none();
+        let until = if is_running { self.now + self.options.request_max() } else { self.now };
+        self.store.hand_over(leaver, partitions, in_flight, until);
     }
 
     /// What is said now is what was said before, from the next change on.

@@ -515,7 +515,7 @@ impl World {
             let id = TenantId::parse(&format!("tenant-{number}")).expect("a valid id");
             let config = draw::tenant_config(&mut world.random);
             let partition = partition_of(&id);
-            let holding = Holding { owner: None, epoch: 1, is_handed_over: false, is_trusted: true };
+            let holding = Holding { owner: None, epoch: 1, left_by: None, is_handed_over: false, is_trusted: true };
             // Some share one.
             world.store.partitions.entry(partition).or_insert(holding);
             world.tenants.push(Tenant { id, config, partition, version: 1, created_at: now });

@@ -107,6 +107,9 @@ pub(crate) struct Holding {
     pub(crate) epoch: Epoch,
     /// Given up by an owner that has written down all that it knew.
     pub(crate) is_handed_over: bool,
+    /// Which node gave it up last, and until when it does not take it again: what it had in flight has ended by then. Production gives up
+    /// partitions only when it leaves.
+    pub(crate) left_by: Option<(usize, Timestamp)>,
     /// Every owner since the last crash has done so. Otherwise something may have been spent that nobody wrote down.
     pub(crate) is_trusted: bool,
 }
@@ -469,10 +472,15 @@ impl Store {
     }
 
     /// Gives partitions up, as far as they are still this member's under these epochs.
-    pub(crate) fn hand_over(&mut self, leaver: Member, partitions: &[(Partition, Epoch)], in_flight: &[HandedOver]) {
+    pub(crate) fn hand_over(
+        &mut self,
+        leaver: Member,
+        partitions: &[(Partition, Epoch)],
+        in_flight: &[HandedOver],
+        kept_from_leaver_until: Timestamp,
+    ) {
         let is_given_up = |partition: Partition, holding: &Holding| {
-            let is_same = plant::is(Plant::LateHandOver) && partitions.iter().any(|(given, _)| *given == partition);
-            holding.owner == Some(leaver) && (is_same || partitions.contains(&(partition, holding.epoch)))
+            holding.owner == Some(leaver) && partitions.contains(&(partition, holding.epoch))
         };
         for handed_over in in_flight {
             let row = &self.rows[row_number(handed_over.seq)];
@@ -486,7 +494,8 @@ impl Store {
         }
         for (partition, holding) in &mut self.partitions {
             if is_given_up(*partition, holding) {
-                *holding = Holding { owner: None, is_handed_over: holding.is_trusted, ..*holding };
+                let left_by = Some((leaver.0, kept_from_leaver_until));
+                *holding = Holding { owner: None, is_handed_over: holding.is_trusted, left_by, ..*holding };
             }
         }
     }
@@ -551,7 +560,11 @@ impl Store {
     ) -> (Claimed, Vec<Partition>) {
         let room = share.saturating_sub(self.owned_by(member).len());
         let (mut taken, mut handed_over) = (Vec::new(), Vec::new());
-        for (partition, holding) in self.partitions.iter_mut().filter(|(_, holding)| holding.owner.is_none()).take(room) {
+        let is_free = |holding: &Holding| {
+            let is_kept = holding.left_by.is_some_and(|(node, until)| node == member.0 && now < until);
+            holding.owner.is_none() && !is_kept
+        };
+        for (partition, holding) in self.partitions.iter_mut().filter(|(_, holding)| is_free(holding)).take(room) {
             taken.push(*partition);
             handed_over.extend(Some(*partition).filter(|_| holding.is_handed_over));
             *holding = Holding { owner: Some(member), epoch: holding.epoch + 1, is_handed_over: false, ..*holding };

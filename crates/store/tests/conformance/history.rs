@@ -196,7 +196,7 @@ async fn an_old_delivery_keeps_the_url_that_was_used(world: World) {
     let (old, untried) = (world.delivery("acme").await, world.delivery("acme").await);
     let due = later(world.store.now(), 60);
     try_with(&world, &old, 1, 1, State::Waiting { due }).await;
-    endpoint.url = "https://example.com/second".to_owned();
+    "https://example.com/second".clone_into(&mut endpoint.url);
     endpoint.payload_format = PayloadFormat::CloudEvents;
     endpoint.headers = Headers::new([("x-name", "canary-value")], &endpoint.signing).unwrap();
     let second = replace(&world, &endpoint).await;
@@ -208,7 +208,7 @@ async fn an_old_delivery_keeps_the_url_that_was_used(world: World) {
     endpoint.status = Status::Paused { until: None };
     let paused = replace(&world, &endpoint).await;
     try_with(&world, &old, 3, paused, State::Delivered { at: world.store.now() }).await;
-    endpoint.url = "https://example.com/third".to_owned();
+    "https://example.com/third".clone_into(&mut endpoint.url);
     endpoint.headers = Headers::default();
     let third = replace(&world, &endpoint).await;
     assert_eq!((url(&old).await, url(&untried).await), ("https://example.com/second".into(), "https://example.com/second".into()));
@@ -258,7 +258,7 @@ async fn a_version_is_kept_only_when_history_would_show_another(world: World) {
     endpoint.payload_format = PayloadFormat::Data;
     replace(&world, &endpoint).await;
     assert_eq!(world.count("endpoint_versions"), 2, "another format");
-    endpoint.url = "https://example.com/other".to_owned();
+    "https://example.com/other".clone_into(&mut endpoint.url);
     replace(&world, &endpoint).await;
     assert_eq!(world.count("endpoint_versions"), 3, "another URL");
 }
