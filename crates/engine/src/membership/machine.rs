@@ -142,6 +142,11 @@ impl MembershipMachine {
         self.phase == Phase::Resting
     }
 
+    /// It has left its work to others, and waits before it joins again.
+    pub fn has_stepped_down(&self) -> bool {
+        self.phase == Phase::SteppedDown
+    }
+
     /// The lease was renewed by a request that was sent at `asked_at`: the database may have counted from then on.
     pub fn renewed(&mut self, asked_at: Duration) {
         self.lease_ends_at = self.is_shared.then(|| asked_at + LEASE.saturating_sub(MARGIN));

@@ -104,7 +104,11 @@ impl Membership {
     /// Advances the machine, and does what changes for this node.
     fn advance(&self, step: impl FnOnce(&mut MembershipMachine) -> MembershipProgress) -> MembershipCall {
         let mut machine = self.machine.lock();
+        let had_stepped_down = machine.has_stepped_down();
         let MembershipProgress { news, next } = step(&mut machine);
+        if had_stepped_down && next == MembershipCall::Join {
+            tracing::warn!("this node joins again");
+        }
         match machine.lease_ends_at() {
             Some(at) => self.lease.set_end(self.started + at),
             None => self.lease.never_ends(),

@@ -23,7 +23,7 @@ async fn shown_within(client: &mut Client, path: &str, since: Instant, is_so: im
 async fn statistics_and_health_are_two_seconds_behind_at_most(database: Database) {
     let server = Server::start("freshness", database, FLAGS).await;
     let (receiver, mut client) = (Receiver::start().await, Client::of(&server));
-    let retry = json!({"strategy": "schedule", "delays_seconds": [], "max_attempts": 1});
+    let retry = json!({"strategy": "schedule", "delays_seconds": [1], "max_attempts": 1});
     let body = json!({"url": receiver.url("a"), "tenant": "acme", "retry": retry, "circuit": {"failure_threshold": 1000}});
     let path = format!("/v1/endpoints/{}", client.endpoint(body).await);
     for round in 1..=ROUNDS {

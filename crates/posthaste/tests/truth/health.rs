@@ -35,7 +35,7 @@ async fn wait_until_told(receiver: &Receiver, endpoint: &str, event_type: &str) 
 async fn health_agrees(database: Database) {
     let server = Server::start("health", database, FLAGS).await;
     let (receiver, mut client) = (Receiver::start().await, Client::of(&server));
-    client.endpoint(json!({"url": receiver.url("operators"), "tenant": "posthaste"})).await;
+    client.endpoint(json!({"url": receiver.url("operators"), "tenant": "posthaste", "event_types": ["posthaste.*"]})).await;
     let state = |endpoint: &Value| endpoint["health"]["state"].as_str().unwrap().to_owned();
 
     // Refused by its receiver ten times in a row.
@@ -91,7 +91,7 @@ async fn refusals_are_retried_where_that_is_wanted(database: Database) {
 async fn notifications_agree(database: Database) {
     let server = Server::start("told", database, FLAGS).await;
     let (receiver, mut client) = (Receiver::start().await, Client::of(&server));
-    client.endpoint(json!({"url": receiver.url("operators"), "tenant": "posthaste"})).await;
+    client.endpoint(json!({"url": receiver.url("operators"), "tenant": "posthaste", "event_types": ["posthaste.*"]})).await;
     let endpoint = client.endpoint(plain(&receiver.url("given-up"))).await;
     let path = format!("/v1/endpoints/{endpoint}");
     receiver.answer(500);

@@ -34,7 +34,7 @@ impl World {
     async fn new(name: &str, database: Database) -> World {
         let mut server = Server::start(name, database, FLAGS).await;
         let (receiver, mut client) = (Receiver::start().await, Client::of(&server));
-        let retry = json!({"strategy": "schedule", "delays_seconds": [], "max_attempts": 1});
+        let retry = json!({"strategy": "schedule", "delays_seconds": [1], "max_attempts": 1});
         let body = json!({"url": receiver.url("a"), "tenant": "acme", "retry": retry, "max_in_flight": 100,
                           "circuit": {"failure_threshold": 1000}});
         let endpoint = client.endpoint(body).await;

@@ -424,7 +424,9 @@ pub(super) async fn present_version(
     keyring: &Keyring,
     id: EndpointId,
 ) -> Result<Option<EndpointVersion>, Problem> {
-    let Some(row) = connection.query_opt(SELECT_ENDPOINT, &[&id.to_bytes().as_slice()]).await? else { return Ok(None) };
+    let tenant: Option<&str> = None;
+    let row = connection.query_opt(SELECT_ENDPOINT, &[&id.to_bytes().as_slice(), &tenant]).await?;
+    let Some(row) = row else { return Ok(None) };
     let endpoint = endpoint_without_secrets(&row)?;
     let headers = secrets::open(keyring, id, row::column(&row, "sealed")?, &endpoint.signing).ok().map(|(_, headers)| headers);
     Ok(Some(EndpointVersion {
