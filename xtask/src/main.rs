@@ -4,6 +4,7 @@ mod alerts;
 mod check;
 mod dependencies;
 mod documents;
+mod fuzz;
 mod fuzz_api;
 mod instructions;
 mod tools;
@@ -30,7 +31,7 @@ enum Task {
         #[arg(long)]
         fast: bool,
     },
-    /// Run worlds from seeds and check the promises: [SEED | --seeds N] [--plant NAME] [--list-plants]
+    /// Run worlds from seeds and check the promises: [SEED | --seeds N [--from N]] [--plant NAME] [--list-plants]
     Sim {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
@@ -89,6 +90,20 @@ enum Task {
         #[arg(default_value_t = 10_000_000)]
         cases: u64,
     },
+    /// Run parsers of untrusted input on mutated inputs, 10,000,000 each or for ten minutes: [TARGET]
+    Fuzz {
+        /// One of them; `--list` names them
+        target: Option<String>,
+        /// How many inputs to try at most
+        #[arg(long, default_value_t = 10_000_000)]
+        cases: u64,
+        /// How long one target runs at most
+        #[arg(long, default_value_t = 600)]
+        seconds: u64,
+        /// Name the targets
+        #[arg(long)]
+        list: bool,
+    },
     /// Let Schemathesis (fetched once) try the API of the real server; what follows is passed on, such as --max-examples 200
     FuzzApi {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
@@ -130,6 +145,11 @@ fn main() -> ExitCode {
         Task::BenchRelay { arguments } => bench("relay", "relay", &arguments),
         Task::BenchInstructions { accept } => instructions::run(accept),
         Task::FuzzUrl { cases } => fuzz_url(cases),
+        Task::Fuzz { list: true, .. } => {
+            fuzz::list();
+            Ok(())
+        }
+        Task::Fuzz { target, cases, seconds, .. } => fuzz::run(target.as_deref(), cases, seconds),
         Task::FuzzApi { arguments } => fuzz_api::fuzz(&arguments),
         Task::Grafana => alerts::grafana(),
         Task::Ui { watch: true, .. } => ui::watch(),

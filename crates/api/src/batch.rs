@@ -177,7 +177,7 @@ impl Group {
 }
 
 /// Cuts a stream of bytes into items, without reading what is in them.
-struct Splitter {
+pub(crate) struct Splitter {
     state: State,
     /// Bytes seen so far.
     at: usize,
@@ -210,7 +210,7 @@ enum Text {
 }
 
 impl Splitter {
-    fn new(media_type: MediaType, items_max: usize) -> Splitter {
+    pub(crate) fn new(media_type: MediaType, items_max: usize) -> Splitter {
         let state = match media_type {
             MediaType::Json => State::BeforeArray,
             MediaType::NdJson => State::Line { start: 0, is_blank: true },
@@ -218,7 +218,7 @@ impl Splitter {
         Splitter { state, at: 0, items: Vec::new(), items_max }
     }
 
-    fn push(&mut self, piece: &[u8]) -> Result<(), Problem> {
+    pub(crate) fn push(&mut self, piece: &[u8]) -> Result<(), Problem> {
         for byte in piece {
             self.state = self.step(*byte)?;
             self.at += 1;
@@ -298,7 +298,7 @@ impl Splitter {
         }
     }
 
-    fn finish(mut self) -> Result<Vec<Range<usize>>, Problem> {
+    pub(crate) fn finish(mut self) -> Result<Vec<Range<usize>>, Problem> {
         match self.state {
             State::AfterArray => Ok(self.items),
             State::Line { start, is_blank } => {

@@ -22,6 +22,8 @@ mod event_types;
 mod events;
 mod failures;
 mod filters;
+#[cfg(test)]
+mod fuzz;
 mod given;
 mod health;
 mod keys;

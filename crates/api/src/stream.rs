@@ -28,7 +28,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 use crate::App;
 use crate::call::Call;
 use crate::credentials::identify;
-use crate::cursor::Scope;
+use crate::cursor::{Cursors, Scope};
 use crate::deliveries::{DeliveryView, Surroundings};
 use crate::problem::Problem;
 
@@ -69,7 +69,7 @@ pub(crate) async fn follow(call: Call) -> Result<Response, Problem> {
     };
     let resumed = match call.parts.headers.get(LAST_EVENT_ID) {
         None => None,
-        Some(value) => Some(position.read(&call.app, value)?),
+        Some(value) => Some(position.open(&call.app.cursors, value)?),
     };
     let place = call.app.streams.take(&call.caller)?;
     let (outbox, inbox) = mpsc::channel(UNREAD_MAX);
@@ -90,7 +90,7 @@ pub(crate) async fn follow(call: Call) -> Result<Response, Problem> {
 }
 
 /// How the `id` of an event is written: the row after which something may not have been sent, sealed for this caller and stream.
-struct Position {
+pub(crate) struct Position {
     /// The tenant that the caller is bound to.
     tenant: Option<TenantId>,
     /// The tenant and the endpoint that the stream is narrowed to.
@@ -98,22 +98,28 @@ struct Position {
 }
 
 impl Position {
+    /// Of a stream of all tenants.
+    #[cfg(test)]
+    pub(crate) fn for_test() -> Position {
+        Position { tenant: None, filter: [None, None] }
+    }
+
     fn filters(&self) -> Vec<(&str, &str)> {
         let [tenant, endpoint] = &self.filter;
         let given = [("tenant", tenant), ("endpoint", endpoint)];
         given.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?))).collect()
     }
 
-    fn read(&self, app: &App, value: &HeaderValue) -> Result<Seq, Problem> {
+    pub(crate) fn open(&self, cursors: &Cursors, value: &HeaderValue) -> Result<Seq, Problem> {
         let refuse = || Problem::unreadable("the Last-Event-ID is not one of ours; use the `id` of the last event as it is");
         let text = value.to_str().map_err(|_| refuse())?;
         let scope = Scope { list: LIST, tenant: self.tenant.as_ref(), filter: &self.filters() };
-        app.cursors.open(scope, text).ok().and_then(|position| position.parse().ok()).ok_or_else(refuse)
+        cursors.open(scope, text).ok().and_then(|position| position.parse().ok()).ok_or_else(refuse)
     }
 
-    fn write(&self, app: &App, position: Seq) -> String {
+    pub(crate) fn seal(&self, cursors: &Cursors, position: Seq) -> String {
         let scope = Scope { list: LIST, tenant: self.tenant.as_ref(), filter: &self.filters() };
-        app.cursors.seal(scope, &position.to_string())
+        cursors.seal(scope, &position.to_string())
     }
 }
 
@@ -209,7 +215,7 @@ impl Watch {
                 if place + 1 == news.len() {
                     position = self.position();
                 }
-                if !send(&outbox, event(told, &self.written.write(&self.app, position))).await {
+                if !send(&outbox, event(told, &self.written.seal(&self.app.cursors, position))).await {
                     return;
                 }
                 last_sent = Instant::now();

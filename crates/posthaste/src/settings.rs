@@ -542,6 +542,45 @@ mod tests {
         }
     }
 
+    /// `cargo xtask fuzz` runs this for longer.
+    #[test]
+    fn fuzz_settings() {
+        let inputs = posthaste_fuzzing::Inputs {
+            examples: &[
+                "listen = '127.0.0.1:1'\nin_flight_max = 7\n[circuit]\nfailure_threshold = 9",
+                "allow_networks = ['10.0.0.0/8']\nallow_http = true\nquiet_hours = ['22:00-06:00']\nrole = ['api', 'deliver']",
+                "retry_delays_seconds = [30, 120]\nretry_strategy = 'schedule'\npublic_url = 'https://x.example'\nlog = 'info'",
+            ],
+            dictionary: &[
+                "=",
+                "[",
+                "]",
+                "'",
+                "\n",
+                "-1",
+                "99999999999999999999",
+                "1e999",
+                "MiB",
+                "true",
+                "_max",
+                "retention_days",
+                "::1/129",
+                "\u{0}",
+                "inf",
+                "{a=1}",
+                "[[x]]",
+                "\"\"\"",
+                "#",
+            ],
+        };
+        posthaste_fuzzing::fuzz("settings", inputs, |input| {
+            let Ok(text) = std::str::from_utf8(input) else { return String::new() };
+            let Err(mistakes) = load(&[], &[], Some(text)) else { return "understood".to_owned() };
+            assert!(!mistakes.trim().is_empty(), "a refusal says why");
+            mistakes.chars().filter(char::is_ascii_alphabetic).take(60).collect()
+        });
+    }
+
     #[test]
     fn flags_win_over_the_environment_which_wins_over_the_file_which_wins_over_defaults() {
         let file = "listen = '127.0.0.1:1'\nin_flight_max = 7\nretry_max_attempts = 3\n[circuit]\nfailure_threshold = 9";

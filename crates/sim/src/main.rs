@@ -1,5 +1,6 @@
 //! `cargo xtask sim` and `cargo xtask fleet` run this.
 
+use std::ops::Range;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -20,9 +21,12 @@ enum Command {
     Sim {
         /// Run this one world
         seed: Option<u64>,
-        /// Run so many worlds, from seed 0 on
+        /// Run so many worlds
         #[arg(long, default_value_t = 2_000, conflicts_with = "seed")]
         seeds: u64,
+        /// The first seed of these worlds, to continue an earlier run
+        #[arg(long, default_value_t = 0, conflicts_with = "seed")]
+        from: u64,
         /// Of one world, tell every step
         #[arg(long, requires = "seed")]
         trace: bool,
@@ -57,7 +61,8 @@ fn main() -> ExitCode {
             }
             ExitCode::SUCCESS
         }
-        Command::Sim { seed, seeds, trace, plant, .. } => simulate(seed, seeds, trace, plant.as_deref()),
+        Command::Sim { seed: Some(seed), trace, plant, .. } => simulate(seed..seed + 1, trace, plant.as_deref()),
+        Command::Sim { seed: None, seeds, from, plant, .. } => simulate(from..from.saturating_add(seeds), false, plant.as_deref()),
         Command::Scheduler => {
             print!("{}", bench::table(&bench::run()));
             match bench::memory() {
@@ -81,7 +86,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn simulate(seed: Option<u64>, seeds: u64, trace: bool, plant: Option<&str>) -> ExitCode {
+fn simulate(range: Range<u64>, trace: bool, plant: Option<&str>) -> ExitCode {
     let plant = match plant.map(|name| Plant::ALL.iter().copied().find(|plant| plant.name() == name).ok_or(name)) {
         None => None,
         Some(Ok(plant)) => Some(plant),
@@ -90,11 +95,11 @@ fn simulate(seed: Option<u64>, seeds: u64, trace: bool, plant: Option<&str>) -> 
             return ExitCode::from(2);
         }
     };
-    if let Some(seed) = seed.filter(|_| trace) {
-        world::run_and_tell(seed, plant, |step| println!("{step}"));
+    if trace {
+        world::run_and_tell(range.start, plant, |step| println!("{step}"));
     }
-    let range = seed.map_or(0..seeds, |seed| seed..seed + 1);
-    let summary = seeds::run(range, plant, seed.is_none());
+    let is_long = range.end - range.start > 1;
+    let summary = seeds::run(range, plant, is_long);
     print!("{summary}");
     if summary.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

@@ -76,7 +76,7 @@ fn filter() -> impl Strategy<Value = String> {
     })
 }
 
-fn subject(data: &str) -> Subject {
+pub(crate) fn subject(data: &str) -> Subject {
     let now = Timestamp::from_millis(0);
     Subject::of(&Event {
         id: EventId::parse("e").unwrap(),

@@ -8,6 +8,7 @@ mod back_off;
 mod bucket;
 mod destination;
 mod filter;
+mod fuzz;
 mod quiet_hours;
 
 use proptest::test_runner::Config;

@@ -9,6 +9,7 @@
 #[path = "../receivers/certificates.rs"]
 mod certificates;
 mod dialling;
+mod fuzz;
 mod memory;
 #[allow(dead_code, reason = "shared with the other test program, which uses all of it")]
 #[path = "../receivers/name_server.rs"]

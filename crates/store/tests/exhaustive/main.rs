@@ -9,6 +9,7 @@
 mod child;
 mod damage;
 mod faults;
+mod fuzz;
 mod kills;
 mod log;
 mod migrations;
