@@ -16,7 +16,7 @@ use posthaste_store::{LeaveAlone, Store};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::owner::Wake;
+use crate::owner::Input;
 
 /// The next delivery of a key starts at most this long, and a query, after the record of the one before.
 pub const HANDED_OVER_ASKED_EVERY: Duration = Duration::from_millis(200);
@@ -57,7 +57,7 @@ impl HandedOver {
     }
 
     /// Tells the owner of each delivery that does not have to be left alone any more. Never returns.
-    pub(crate) async fn watch(self: Arc<Self>, store: Arc<dyn Store>, inbox: UnboundedSender<Wake>) {
+    pub(crate) async fn watch(self: Arc<Self>, store: Arc<dyn Store>, inbox: UnboundedSender<Input>) {
         loop {
             let (claim, asked) = self.asked();
             if asked.is_empty() {
@@ -79,7 +79,7 @@ impl HandedOver {
     }
 
     /// The store was asked about these, and these may still be recorded elsewhere: the owner hears of the others.
-    pub fn settle(&self, claim: u64, asked: &[Seq], left: &HashSet<Seq>, inbox: &UnboundedSender<Wake>) {
+    pub fn settle(&self, claim: u64, asked: &[Seq], left: &HashSet<Seq>, inbox: &UnboundedSender<Input>) {
         let mut state = self.state.lock();
         if state.claim != claim {
             return;
@@ -89,7 +89,7 @@ impl HandedOver {
                 && !plant::is(Plant::RecordedElsewhereUnheard)
             {
                 // If the loop has ended, nothing waits for it.
-                let _ = inbox.send(Wake::RecordedElsewhere { endpoint, delivery });
+                let _ = inbox.send(Input::RecordedElsewhere { endpoint, delivery });
             }
         }
     }
@@ -114,9 +114,9 @@ mod tests {
 
     #[test]
     fn each_recorded_delivery_is_told_once_and_answers_about_an_earlier_claim_do_not_count() {
-        let (inbox, mut wakes) = unbounded_channel();
-        let mut told = || match wakes.try_recv() {
-            Ok(Wake::RecordedElsewhere { delivery, .. }) => Some(delivery),
+        let (inbox, mut inputs) = unbounded_channel();
+        let mut told = || match inputs.try_recv() {
+            Ok(Input::RecordedElsewhere { delivery, .. }) => Some(delivery),
             _ => None,
         };
         let handed_over = HandedOver::default();

@@ -111,7 +111,7 @@ impl Surveyor {
     pub(crate) fn is_own_fault(&self) -> bool {
         match self.trouble {
             Some(Trouble::NothingStarts | Trouble::RequestUnanswered | Trouble::LoopStuck) => true,
-            Some(Trouble::ReadUnanswered | Trouble::TakeUpUnanswered) | None => false,
+            Some(Trouble::ReadUnanswered | Trouble::LoadUnanswered) | None => false,
         }
     }
 
@@ -193,22 +193,22 @@ impl Surveyor {
         gauges.requests = owner.requests() as u64;
         let waits = owner.token_waits();
         (gauges.token_waits, gauges.token_wait) = (waits.count, waits.time);
-        if owner.takes_up_since().is_some_and(|since| now.since(since) > STUCK_AFTER) {
-            trouble = trouble.or(Some(Trouble::TakeUpUnanswered));
+        if owner.loading_since().is_some_and(|since| now.since(since) > STUCK_AFTER) {
+            trouble = trouble.or(Some(Trouble::LoadUnanswered));
         }
         self.draining = draining;
         *self.stored.wanted.lock() = partial;
         self.metrics.backlog().set(gauges);
         self.metrics.liveness().found(trouble);
         if trouble != self.trouble {
-            tell(&self.metrics, self.trouble, trouble);
+            log_change(&self.metrics, self.trouble, trouble);
             self.trouble = trouble;
         }
     }
 }
 
 /// One line when it begins, and one when it is over.
-fn tell(metrics: &Metrics, before: Option<Trouble>, now: Option<Trouble>) {
+fn log_change(metrics: &Metrics, before: Option<Trouble>, now: Option<Trouble>) {
     match (before, now) {
         (None, Some(trouble)) => {
             metrics.liveness().stalled();
@@ -264,7 +264,7 @@ impl Watch {
                 let is_stuck = watched.liveness().trouble() == Some(Trouble::LoopStuck);
                 if is_stuck != was_stuck {
                     let trouble = |is_stuck: bool| is_stuck.then_some(Trouble::LoopStuck);
-                    tell(&watched, trouble(was_stuck), trouble(is_stuck));
+                    log_change(&watched, trouble(was_stuck), trouble(is_stuck));
                     was_stuck = is_stuck;
                 }
                 std::thread::sleep(WATCHED_EVERY);
@@ -296,7 +296,7 @@ mod tests {
     use posthaste_store::{Body, Claimed, SecretText, StoredEndpoint, StoredSecret, TakenUp, WindowRows, partition_of};
 
     use super::*;
-    use crate::{Deed, Options, Wake};
+    use crate::{Effect, Input, Options};
 
     /// An owner whose wishes are granted only when a test does so: every hand is stuck.
     struct Stuck {
@@ -321,18 +321,18 @@ mod tests {
             let endpoint = EndpointId::from_bytes([7; 16]);
             let mut stuck = Stuck { owner: Owner::new(now, options), surveyor, metrics, now, endpoint, status };
             let partitions = vec![(partition_of(&tenant()), 1)];
-            stuck.happens(Wake::Owns(Claimed { partitions, handed_over: vec![], leave_alone: vec![], numbered: 0 }));
-            stuck.happens(Wake::Work(vec![endpoint]));
+            stuck.happens(Input::PartitionsClaimed(Claimed { partitions, handed_over: vec![], leave_alone: vec![], numbered: 0 }));
+            stuck.happens(Input::Work(vec![endpoint]));
             stuck
         }
 
-        fn happens(&mut self, wake: Wake) {
-            self.owner.wake(self.now, wake);
+        fn happens(&mut self, input: Input) {
+            self.owner.handle(self.now, input);
         }
 
         /// What the loop does in a turn, without anybody who does what it wants.
-        fn wants(&mut self) -> Vec<Deed> {
-            self.owner.next_deeds(self.now)
+        fn wants(&mut self) -> Vec<Effect> {
+            self.owner.next_effects(self.now)
         }
 
         fn take_up(&mut self) {
@@ -342,16 +342,16 @@ mod tests {
             let partition = partition_of(&tenant());
             let stored = StoredEndpoint { endpoint, secrets: vec![secret], partition, version: 1, deleted_at: None };
             let found = vec![TakenUp { endpoint: stored, tenant: None, lane: None }];
-            self.happens(Wake::TakenUp { life: 0, asked: vec![self.endpoint], found });
+            self.happens(Input::EndpointsLoaded { generation: 0, asked: vec![self.endpoint], found });
         }
 
         /// Answers what was asked of the store: one delivery waits.
-        fn answer_reads(&mut self, deeds: Vec<Deed>) {
-            for deed in deeds {
-                let Deed::Read { life, endpoint, want, .. } = deed else { continue };
+        fn answer_reads(&mut self, effects: Vec<Effect>) {
+            for effect in effects {
+                let Effect::ReadWindow { generation, endpoint, want, .. } = effect else { continue };
                 let is_here = want == Want::Fresh(Class::Exempt);
                 let rows = is_here.then(|| self.entry()).into_iter().collect();
-                self.happens(Wake::Read { life, endpoint, want, rows: WindowRows { rows, more: false, seen: 1 } });
+                self.happens(Input::WindowRead { generation, endpoint, want, rows: WindowRows { rows, more: false, seen: 1 } });
             }
         }
 
@@ -408,9 +408,9 @@ mod tests {
     #[test]
     fn i41_a_store_that_does_not_say_where_things_go_is_noticed_within_ten_seconds() {
         let mut stuck = Stuck::new(Status::Active);
-        assert!(matches!(stuck.wants()[..], [Deed::FindWork, Deed::TakeUp { .. }]));
+        assert!(matches!(stuck.wants()[..], [Effect::FindWork, Effect::LoadEndpoints { .. }]));
         assert_eq!(stuck.after(SOON), None);
-        assert_eq!(stuck.after(LONG), Some(Trouble::TakeUpUnanswered));
+        assert_eq!(stuck.after(LONG), Some(Trouble::LoadUnanswered));
         stuck.take_up();
         assert_eq!(stuck.after(SOON), None, "it goes on");
         assert!(stuck.metrics.page(Format::Text).contains("posthaste_delivery_stalls_total 1\n"));
@@ -421,21 +421,23 @@ mod tests {
         let mut stuck = Stuck::new(Status::Active);
         stuck.wants();
         stuck.take_up();
-        let deeds = stuck.wants();
-        stuck.answer_reads(deeds);
-        let deeds = stuck.wants();
-        let Some(Deed::ReadBodies { life, wanted }) = deeds.into_iter().find(|deed| matches!(deed, Deed::ReadBodies { .. })) else {
+        let effects = stuck.wants();
+        stuck.answer_reads(effects);
+        let effects = stuck.wants();
+        let Some(Effect::ReadBodies { generation, wanted }) =
+            effects.into_iter().find(|effect| matches!(effect, Effect::ReadBodies { .. }))
+        else {
             panic!("its payload is asked for")
         };
-        stuck.happens(Wake::GiveUp(vec![partition_of(&tenant())]));
-        let in_flight = |deed| if let Deed::HandOver { in_flight, .. } = deed { Some(in_flight) } else { None };
+        stuck.happens(Input::GiveUp(vec![partition_of(&tenant())]));
+        let in_flight = |effect| if let Effect::HandOver { in_flight, .. } = effect { Some(in_flight) } else { None };
         assert_eq!(stuck.wants().into_iter().find_map(in_flight), Some(vec![]));
         // Its payload comes too late: the next owner sends it.
         let event = Ok(stuck.event());
         let found = vec![Body { seq: 1, delivery: DeliveryId::from_bytes([1; 16]), event }];
-        stuck.happens(Wake::Bodies { life, asked: wanted, found });
-        let deeds = stuck.wants();
-        assert!(!deeds.iter().any(|deed| matches!(deed, Deed::Send(_))), "{deeds:?}");
+        stuck.happens(Input::BodiesRead { generation, asked: wanted, found });
+        let effects = stuck.wants();
+        assert!(!effects.iter().any(|effect| matches!(effect, Effect::Send(_))), "{effects:?}");
         assert!(stuck.owner.is_at_rest());
     }
 
@@ -446,16 +448,16 @@ mod tests {
         stuck.take_up();
         let reads = stuck.wants();
         stuck.answer_reads(reads);
-        let deeds = stuck.wants();
-        let [Deed::ReadBodies { life, wanted }] = &deeds[..] else { panic!("{deeds:?}") };
+        let effects = stuck.wants();
+        let [Effect::ReadBodies { generation, wanted }] = &effects[..] else { panic!("{effects:?}") };
         let event = stuck.event();
         let found = vec![Body { seq: 1, delivery: wanted[0].delivery, event: Ok(event) }];
-        stuck.happens(Wake::Bodies { life: *life, asked: wanted.clone(), found });
+        stuck.happens(Input::BodiesRead { generation: *generation, asked: wanted.clone(), found });
         assert_eq!(stuck.owner.requests(), 1, "it is as good as sent");
         // Both in one turn of the loop: nobody has been told to send it.
-        stuck.happens(Wake::LeaseEnded);
+        stuck.happens(Input::LeaseEnded);
         stuck.owner.stop();
-        assert!(!stuck.wants().iter().any(|deed| matches!(deed, Deed::Send(_))));
+        assert!(!stuck.wants().iter().any(|effect| matches!(effect, Effect::Send(_))));
         assert!(stuck.owner.is_at_rest());
     }
 
@@ -464,12 +466,12 @@ mod tests {
         let mut stuck = Stuck::new(Status::Active);
         stuck.wants();
         stuck.take_up();
-        let deeds = stuck.wants();
-        assert!(deeds.iter().any(|deed| matches!(deed, Deed::Read { .. })));
+        let effects = stuck.wants();
+        assert!(effects.iter().any(|effect| matches!(effect, Effect::ReadWindow { .. })));
         assert_eq!(stuck.after(SOON), None);
         assert_eq!(stuck.after(LONG), Some(Trouble::ReadUnanswered));
         assert!(!stuck.surveyor.is_own_fault(), "it would not answer anybody else");
-        stuck.answer_reads(deeds);
+        stuck.answer_reads(effects);
         assert_eq!(stuck.after(Duration::ZERO), None, "it goes on");
     }
 
@@ -478,14 +480,14 @@ mod tests {
         let mut stuck = Stuck::new(Status::Active);
         stuck.wants();
         stuck.take_up();
-        let deeds = stuck.wants();
-        stuck.answer_reads(deeds);
+        let effects = stuck.wants();
+        stuck.answer_reads(effects);
         // From here on nobody asks who goes next.
         assert_eq!(stuck.after(SOON), None);
         assert_eq!(stuck.after(LONG), Some(Trouble::NothingStarts));
         assert!(stuck.surveyor.is_own_fault(), "somebody else should do it");
-        let deeds = stuck.wants();
-        assert!(deeds.iter().any(|deed| matches!(deed, Deed::ReadBodies { .. })), "{deeds:?}");
+        let effects = stuck.wants();
+        assert!(effects.iter().any(|effect| matches!(effect, Effect::ReadBodies { .. })), "{effects:?}");
         assert_eq!(stuck.after(Duration::ZERO), None, "it goes on");
         // And now its payload is never found.
         assert_eq!(stuck.after(LONG), None, "a request may take its time");
@@ -498,9 +500,9 @@ mod tests {
         let mut stuck = Stuck::new(Status::Paused { until: None });
         stuck.wants();
         stuck.take_up();
-        let deeds = stuck.wants();
-        stuck.answer_reads(deeds);
-        assert!(stuck.wants().iter().all(|deed| !matches!(deed, Deed::ReadBodies { .. } | Deed::Send(_))));
+        let effects = stuck.wants();
+        stuck.answer_reads(effects);
+        assert!(stuck.wants().iter().all(|effect| !matches!(effect, Effect::ReadBodies { .. } | Effect::Send(_))));
         assert_eq!(stuck.after(Duration::from_hours(100)), None);
         let page = stuck.metrics.page(Format::Text);
         assert!(page.contains("webhook_queue_depth{hold_reason=\"paused\"} 1\n"), "{page}");

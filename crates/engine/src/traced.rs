@@ -14,7 +14,7 @@ use posthaste_core::id::AttemptId;
 use posthaste_store::{Record, Recorded, RecordedAs};
 use posthaste_traces::{self as traces, Attempt, Begun, Ended, Server, Traces};
 
-use crate::owner::{Life, Sending};
+use crate::owner::{OwnerGeneration, SendRequest};
 
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Traced {
@@ -26,7 +26,7 @@ pub(crate) struct Traced {
 #[derive(Default, Debug)]
 struct Answered {
     /// What was answered in an earlier one is nobody's, and is never recorded.
-    life: Life,
+    generation: OwnerGeneration,
     attempts: HashMap<AttemptId, Attempt>,
 }
 
@@ -39,11 +39,11 @@ pub(crate) struct Judged {
 }
 
 /// `None` where nobody looks.
-pub(crate) fn begin(sending: &Sending) -> Option<Attempt> {
+pub(crate) fn begin(sending: &SendRequest) -> Option<Attempt> {
     let trace = sending.trace?;
     let begun = Begun {
-        endpoint: sending.errand.endpoint,
-        delivery: sending.errand.delivery,
+        endpoint: sending.send.endpoint,
+        delivery: sending.send.delivery,
         number: sending.number,
         due: sending.due,
         server: sending.target.address.as_ref().ok().and_then(|address| server(address.url())),
@@ -57,24 +57,24 @@ impl Traced {
         Traced { traces, answered: Arc::default() }
     }
 
-    pub(crate) fn answered(&self, life: Life, attempt: AttemptId, seen: Option<Attempt>) {
+    pub(crate) fn answered(&self, generation: OwnerGeneration, attempt: AttemptId, seen: Option<Attempt>) {
         let Some(seen) = seen else { return };
         let mut answered = self.answered.lock();
-        if life > answered.life {
-            *answered = Answered { life, attempts: HashMap::new() };
+        if generation > answered.generation {
+            *answered = Answered { generation, attempts: HashMap::new() };
         }
-        if life == answered.life {
+        if generation == answered.generation {
             answered.attempts.insert(attempt, seen);
         }
     }
 
     /// Those of these records that are looked at; they are about to be written.
-    pub(crate) fn judged(&self, life: Life, records: &[Record]) -> Vec<Judged> {
+    pub(crate) fn judged(&self, generation: OwnerGeneration, records: &[Record]) -> Vec<Judged> {
         if self.traces.is_none() {
             return Vec::new();
         }
         let mut answered = self.answered.lock();
-        if answered.attempts.is_empty() || answered.life != life {
+        if answered.attempts.is_empty() || answered.generation != generation {
             return Vec::new();
         }
         let judged_at = Instant::now();

@@ -27,7 +27,7 @@ pub enum Trouble {
     /// A request lasts longer than any may.
     RequestUnanswered,
     /// The store was asked about endpoints and has not answered.
-    TakeUpUnanswered,
+    LoadUnanswered,
 }
 
 impl Trouble {
@@ -37,7 +37,7 @@ impl Trouble {
             Trouble::NothingStarts => "nothing_starts",
             Trouble::ReadUnanswered => "read_unanswered",
             Trouble::RequestUnanswered => "request_unanswered",
-            Trouble::TakeUpUnanswered => "take_up_unanswered",
+            Trouble::LoadUnanswered => "take_up_unanswered",
         }
     }
 
@@ -47,17 +47,12 @@ impl Trouble {
             Trouble::NothingStarts => "deliveries are due, nothing holds them, and none is begun",
             Trouble::ReadUnanswered => "deliveries are due, and the database does not say which",
             Trouble::RequestUnanswered => "a request has lasted longer than any may",
-            Trouble::TakeUpUnanswered => "deliveries are due, and the database does not say where they go",
+            Trouble::LoadUnanswered => "deliveries are due, and the database does not say where they go",
         }
     }
 
-    pub const ALL: [Trouble; 5] = [
-        Trouble::LoopStuck,
-        Trouble::NothingStarts,
-        Trouble::ReadUnanswered,
-        Trouble::RequestUnanswered,
-        Trouble::TakeUpUnanswered,
-    ];
+    pub const ALL: [Trouble; 5] =
+        [Trouble::LoopStuck, Trouble::NothingStarts, Trouble::ReadUnanswered, Trouble::RequestUnanswered, Trouble::LoadUnanswered];
 }
 
 #[derive(Debug)]

@@ -255,7 +255,7 @@ struct World {
     random: ChaCha8Rng,
     arm: Arm,
     end: Timestamp,
-    wakes: BinaryHeap<Reverse<(Timestamp, u64, Wake)>>,
+    timers: BinaryHeap<Reverse<(Timestamp, u64, Timer)>>,
     wake_number: u64,
     waiting: VecDeque<(DeliveryId, u32)>,
     in_flight: usize,
@@ -272,7 +272,7 @@ struct World {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Wake {
+enum Timer {
     Arrival,
     Due {
         delivery: DeliveryId,
@@ -307,7 +307,7 @@ impl World {
             random,
             arm,
             end: day(options.days),
-            wakes: BinaryHeap::new(),
+            timers: BinaryHeap::new(),
             wake_number: 0,
             waiting: VecDeque::new(),
             in_flight: 0,
@@ -325,45 +325,45 @@ impl World {
 
     fn run(mut self) -> Report {
         self.report.outages = u64::try_from(self.destination.outages.len()).expect("a handful");
-        self.wake_at(day(0), Wake::Arrival);
-        self.wake_at(day(0), Wake::Minute);
-        while let Some(Reverse((now, _, wake))) = self.wakes.pop() {
+        self.set_timer(day(0), Timer::Arrival);
+        self.set_timer(day(0), Timer::Minute);
+        while let Some(Reverse((now, _, timer))) = self.timers.pop() {
             if now >= self.end {
                 break;
             }
-            self.handle(now, wake);
+            self.handle(now, timer);
             self.dispatch(now);
         }
         self.report
     }
 
-    fn wake_at(&mut self, at: Timestamp, wake: Wake) {
+    fn set_timer(&mut self, at: Timestamp, timer: Timer) {
         self.wake_number += 1;
-        self.wakes.push(Reverse((at, self.wake_number, wake)));
+        self.timers.push(Reverse((at, self.wake_number, timer)));
     }
 
-    fn handle(&mut self, now: Timestamp, wake: Wake) {
-        match wake {
-            Wake::Arrival => {
+    fn handle(&mut self, now: Timestamp, timer: Timer) {
+        match timer {
+            Timer::Arrival => {
                 self.deliveries += 1;
                 let delivery = DeliveryId::from_bytes((u128::from(self.destination.number) << 64 | self.deliveries).to_be_bytes());
                 self.waiting.push_back((delivery, 1));
                 let gap = waiting_time(&mut self.random, self.destination.events_per_hour);
-                self.wake_at(now + gap, Wake::Arrival);
+                self.set_timer(now + gap, Timer::Arrival);
             }
-            Wake::Due { delivery, attempt } => self.waiting.push_back((delivery, attempt)),
-            Wake::Probe => {}
-            Wake::Done { delivery, attempt, started, was_probe, ended } => {
+            Timer::Due { delivery, attempt } => self.waiting.push_back((delivery, attempt)),
+            Timer::Probe => {}
+            Timer::Done { delivery, attempt, started, was_probe, ended } => {
                 self.done(now, delivery, attempt, started, was_probe, ended);
             }
-            Wake::Minute => {
+            Timer::Minute => {
                 if self.arm == Arm::Adaptive {
                     self.housekeeping(now);
                 }
                 if now.as_millis() % 86_400_000 == 0 && now >= day(0) + self.end.since(day(0)) / 2 {
                     self.report.timeouts_in_force.push(self.timeout(false));
                 }
-                self.wake_at(now + Duration::from_mins(1), Wake::Minute);
+                self.set_timer(now + Duration::from_mins(1), Timer::Minute);
             }
         }
     }
@@ -382,7 +382,7 @@ impl World {
             let was_probe = match self.breaker.permission(now) {
                 Permission::Go => false,
                 Permission::Probe => true,
-                Permission::Wait { until } => return self.wake_at(until, Wake::Probe),
+                Permission::Wait { until } => return self.set_timer(until, Timer::Probe),
                 Permission::AwaitProbe => return,
             };
             if was_probe {
@@ -402,7 +402,7 @@ impl World {
                 ),
                 None => (patience, Ended::TimedOut { would_have_succeeded: false }),
             };
-            self.wake_at(now + takes, Wake::Done { delivery, attempt, started: now, was_probe, ended });
+            self.set_timer(now + takes, Timer::Done { delivery, attempt, started: now, was_probe, ended });
         }
     }
 
@@ -438,7 +438,7 @@ impl World {
             }
         }
         match verdict {
-            Verdict::RetryAt(at) => self.wake_at(at, Wake::Due { delivery, attempt: attempt + 1 }),
+            Verdict::RetryAt(at) => self.set_timer(at, Timer::Due { delivery, attempt: attempt + 1 }),
             Verdict::Delivered | Verdict::Dead(_) => {}
         }
     }

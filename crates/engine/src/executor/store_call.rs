@@ -15,7 +15,7 @@ use posthaste_store::{
 pub enum StoreCall {
     Work { after: Option<EndpointId>, limit: usize },
     Sweep { after: Seq, limit: usize },
-    TakeUp(Vec<EndpointId>),
+    LoadEndpoints(Vec<EndpointId>),
     Windows(Vec<WindowAsked>),
     Bodies(Vec<Seq>),
     Record(Vec<Record>),
@@ -27,7 +27,7 @@ pub enum StoreCall {
     Deliveries(DeliveryQuery),
     Count,
     Statistics(StatisticsQuery),
-    ShowLanes(Vec<LaneShown>),
+    PublishLanes(Vec<LaneShown>),
     HandOver { node: NodeId, partitions: Vec<(Partition, Epoch)>, in_flight: Vec<HandedOver> },
 }
 
@@ -36,7 +36,7 @@ pub enum StoreCall {
 pub enum StoreReply {
     Work(Vec<EndpointId>),
     Sweep(Swept),
-    TakeUp(Vec<TakenUp>),
+    LoadEndpoints(Vec<TakenUp>),
     Windows(Vec<WindowRows>),
     Bodies(Vec<Body>),
     Record(Vec<RecordedAs>),
@@ -48,7 +48,7 @@ pub enum StoreReply {
     Deliveries(Page<DeliveryRow>),
     Count { is_more: bool },
     Statistics(Vec<StatisticsStep>),
-    ShowLanes,
+    PublishLanes,
     HandOver,
 }
 
@@ -98,7 +98,7 @@ impl StoreCall {
         match self {
             StoreCall::Work { .. } => "work",
             StoreCall::Sweep { .. } => "sweep",
-            StoreCall::TakeUp(_) => "take_up",
+            StoreCall::LoadEndpoints(_) => "take_up",
             StoreCall::Windows(_) => "windows",
             StoreCall::Bodies(_) => "bodies",
             StoreCall::Record(_) => "record",
@@ -110,7 +110,7 @@ impl StoreCall {
             StoreCall::Deliveries(_) => "deliveries",
             StoreCall::Count => "count",
             StoreCall::Statistics(_) => "statistics",
-            StoreCall::ShowLanes(_) => "show_lanes",
+            StoreCall::PublishLanes(_) => "show_lanes",
             StoreCall::HandOver { .. } => "hand_over",
         }
     }
@@ -119,7 +119,7 @@ impl StoreCall {
         Ok(match self {
             StoreCall::Work { after, limit } => StoreReply::Work(store.work(after, limit).await?),
             StoreCall::Sweep { after, limit } => StoreReply::Sweep(store.sweep(after, limit).await?),
-            StoreCall::TakeUp(endpoints) => StoreReply::TakeUp(store.take_up(endpoints).await?),
+            StoreCall::LoadEndpoints(endpoints) => StoreReply::LoadEndpoints(store.take_up(endpoints).await?),
             StoreCall::Windows(asked) => StoreReply::Windows(store.windows(asked).await?),
             StoreCall::Bodies(deliveries) => StoreReply::Bodies(store.bodies(deliveries).await?),
             StoreCall::Record(records) => StoreReply::Record(store.record(records).await?),
@@ -131,9 +131,9 @@ impl StoreCall {
             StoreCall::Deliveries(query) => StoreReply::Deliveries(store.deliveries(query).await?),
             StoreCall::Count => StoreReply::Count { is_more: store.count().await? },
             StoreCall::Statistics(query) => StoreReply::Statistics(store.statistics(query).await?),
-            StoreCall::ShowLanes(lanes) => {
+            StoreCall::PublishLanes(lanes) => {
                 store.show_lanes(lanes).await?;
-                StoreReply::ShowLanes
+                StoreReply::PublishLanes
             }
             StoreCall::HandOver { node, partitions, in_flight } => {
                 store.hand_over(node, GivenUp::Partitions(partitions), in_flight).await?;

@@ -11,7 +11,7 @@ use posthaste_core::timeout::Trigger;
 use posthaste_store::{AttemptRecord, BodyError, DeliveryRow, Error, Record, Recorded, RecordedAs, Swept, WindowRows};
 
 use super::*;
-use crate::owner::{After, Bodiless};
+use crate::owner::{OnRecorded, PendingSend};
 
 fn endpoint(number: u8) -> EndpointId {
     EndpointId::from_bytes([number; 16])
@@ -25,7 +25,7 @@ fn unavailable() -> CallFailure {
     CallFailure::Store(Error::Unavailable("the disk is gone".into()))
 }
 
-fn start(effect: Deed) -> (Execution, Progress) {
+fn start(effect: Effect) -> (Execution, Progress) {
     plan(vec![effect], Timestamp::from_millis(0), None).executions.pop().expect("it asks the store")
 }
 
@@ -34,11 +34,11 @@ fn start(effect: Deed) -> (Execution, Progress) {
 struct Run {
     calls: Vec<StoreCall>,
     delays: Vec<Duration>,
-    inputs: Vec<Wake>,
+    inputs: Vec<Input>,
     is_done: bool,
 }
 
-fn run(effect: Deed, mut answer: impl FnMut(&StoreCall) -> Result<StoreReply, CallFailure>) -> Run {
+fn run(effect: Effect, mut answer: impl FnMut(&StoreCall) -> Result<StoreReply, CallFailure>) -> Run {
     let (mut execution, mut progress) = start(effect);
     let mut run = Run::default();
     for _ in 0..1_000 {
@@ -67,9 +67,9 @@ fn run(effect: Deed, mut answer: impl FnMut(&StoreCall) -> Result<StoreReply, Ca
 fn one_unreadable_endpoint_is_found_and_its_neighbours_are_taken_up() {
     let endpoints: Vec<EndpointId> = (0..200).map(endpoint).collect();
     let culprits = [endpoint(3), endpoint(150)];
-    let run = run(Deed::TakeUp { life: 1, endpoints: endpoints.clone() }, |call| match call {
-        StoreCall::TakeUp(asked) if asked.iter().any(|one| culprits.contains(one)) => Err(corrupt()),
-        StoreCall::TakeUp(_) => Ok(StoreReply::TakeUp(vec![])),
+    let run = run(Effect::LoadEndpoints { generation: 1, endpoints: endpoints.clone() }, |call| match call {
+        StoreCall::LoadEndpoints(asked) if asked.iter().any(|one| culprits.contains(one)) => Err(corrupt()),
+        StoreCall::LoadEndpoints(_) => Ok(StoreReply::LoadEndpoints(vec![])),
         call => panic!("{call:?}"),
     });
     assert!(run.is_done);
@@ -78,11 +78,11 @@ fn one_unreadable_endpoint_is_found_and_its_neighbours_are_taken_up() {
     let (mut unreadable, mut taken_up) = (Vec::new(), Vec::new());
     for input in run.inputs {
         match input {
-            Wake::EndpointUnreadable { life: 1, endpoint, cause } => {
+            Input::EndpointUnreadable { generation: 1, endpoint, cause } => {
                 assert_eq!(cause, "stored endpoint is not readable");
                 unreadable.push(endpoint);
             }
-            Wake::TakenUp { life: 1, asked, .. } => taken_up.extend(asked),
+            Input::EndpointsLoaded { generation: 1, asked, .. } => taken_up.extend(asked),
             input => panic!("{input:?}"),
         }
     }
@@ -94,13 +94,13 @@ fn one_unreadable_endpoint_is_found_and_its_neighbours_are_taken_up() {
 
 #[test]
 fn one_unreadable_body_is_corrupt_and_the_others_are_found() {
-    let wanted: Vec<Bodiless> = (1..=64)
+    let wanted: Vec<PendingSend> = (1..=64)
         .map(|seq: Seq| {
             let delivery = DeliveryId::from_bytes([u8::try_from(seq).unwrap(); 16]);
-            Bodiless { endpoint: endpoint(1), delivery, seq, is_probe: false }
+            PendingSend { endpoint: endpoint(1), delivery, seq, is_probe: false }
         })
         .collect();
-    let run = run(Deed::ReadBodies { life: 1, wanted: wanted.clone() }, |call| match call {
+    let run = run(Effect::ReadBodies { generation: 1, wanted: wanted.clone() }, |call| match call {
         StoreCall::Bodies(asked) if asked.contains(&9) => Err(corrupt()),
         StoreCall::Bodies(_) => Ok(StoreReply::Bodies(vec![])),
         call => panic!("{call:?}"),
@@ -108,7 +108,7 @@ fn one_unreadable_body_is_corrupt_and_the_others_are_found() {
     assert!(run.is_done);
     let (mut dead, mut others) = (Vec::new(), 0);
     for input in &run.inputs {
-        let Wake::Bodies { asked, found, .. } = input else { panic!("{input:?}") };
+        let Input::BodiesRead { asked, found, .. } = input else { panic!("{input:?}") };
         match found.first() {
             None => others += asked.len(),
             Some(body) => {
@@ -125,11 +125,11 @@ fn one_unreadable_body_is_corrupt_and_the_others_are_found() {
 fn a_store_that_is_away_is_asked_again_and_nobody_is_blamed_for_it() {
     let endpoints: Vec<EndpointId> = (0..200).map(endpoint).collect();
     let mut failures = 0;
-    let run = run(Deed::TakeUp { life: 1, endpoints: endpoints.clone() }, |call| {
+    let run = run(Effect::LoadEndpoints { generation: 1, endpoints: endpoints.clone() }, |call| {
         failures += 1;
         match call {
             _ if failures <= 10 => Err(unavailable()),
-            StoreCall::TakeUp(_) => Ok(StoreReply::TakeUp(vec![])),
+            StoreCall::LoadEndpoints(_) => Ok(StoreReply::LoadEndpoints(vec![])),
             call => panic!("{call:?}"),
         }
     });
@@ -138,7 +138,7 @@ fn a_store_that_is_away_is_asked_again_and_nobody_is_blamed_for_it() {
     assert_eq!(millis, [50, 100, 200, 400, 800, 1000, 1000, 1000, 1000, 1000]);
     let mut taken_up = Vec::new();
     for input in run.inputs {
-        let Wake::TakenUp { asked, .. } = input else { panic!("{input:?}") };
+        let Input::EndpointsLoaded { asked, .. } = input else { panic!("{input:?}") };
         taken_up.extend(asked);
     }
     taken_up.sort_unstable();
@@ -147,14 +147,15 @@ fn a_store_that_is_away_is_asked_again_and_nobody_is_blamed_for_it() {
 
 #[test]
 fn a_window_that_cannot_be_read_waits_until_all_others_are() {
-    let read = |number: u8| Deed::Read { life: 1, endpoint: endpoint(number), want: Want::Fresh(Class::Rest), limit: 10 };
+    let read =
+        |number: u8| Effect::ReadWindow { generation: 1, endpoint: endpoint(number), want: Want::Fresh(Class::Rest), limit: 10 };
     let mut plan = plan((0..8).map(read).collect(), Timestamp::from_millis(0), None);
     assert_eq!(plan.executions.len(), 1, "they are read together");
     let (mut execution, mut progress) = plan.executions.pop().unwrap();
     let (mut found, mut waits) = (Vec::new(), 0);
     while waits < 3 {
         found.extend(progress.inputs.iter().map(|input| match input {
-            Wake::Read { endpoint, .. } => *endpoint,
+            Input::WindowRead { endpoint, .. } => *endpoint,
             input => panic!("{input:?}"),
         }));
         let call = match progress.next {
@@ -176,10 +177,10 @@ fn a_window_that_cannot_be_read_waits_until_all_others_are() {
     let rows = WindowRows { rows: vec![], more: false, seen: 0 };
     let last = execution.completed(Ok(StoreReply::Windows(vec![rows])));
     assert!(matches!(last.next, Next::Done));
-    assert!(matches!(&last.inputs[..], [Wake::Read { endpoint: found, .. }] if *found == endpoint(5)));
+    assert!(matches!(&last.inputs[..], [Input::WindowRead { endpoint: found, .. }] if *found == endpoint(5)));
 }
 
-fn attempt(seq: Seq) -> (Record, After) {
+fn attempt(seq: Seq) -> (Record, OnRecorded) {
     let attempt = AttemptRecord {
         id: AttemptId::from_bytes([u8::try_from(seq).unwrap(); 16]),
         number: 1,
@@ -196,12 +197,12 @@ fn attempt(seq: Seq) -> (Record, After) {
     let recorded = Recorded::Attempt { seq, attempt: Box::new(attempt), state };
     let record = Record { partition: 1, epoch: 1, endpoint: endpoint(1), recorded, lane: None, disables_endpoint: None };
     let delivery = DeliveryId::from_bytes([u8::try_from(seq).unwrap(); 16]);
-    (record, After::Flight { endpoint: endpoint(1), delivery, note: None, noticed: vec![] })
+    (record, OnRecorded::AttemptEnded { endpoint: endpoint(1), delivery, note: None, noticed: vec![] })
 }
 
-fn record(seqs: impl Iterator<Item = Seq>) -> Deed {
-    let (records, after) = seqs.map(attempt).unzip();
-    Deed::Record { life: 1, records, after }
+fn record(seqs: impl Iterator<Item = Seq>) -> Effect {
+    let (records, on_recorded) = seqs.map(attempt).unzip();
+    Effect::Record { generation: 1, records, on_recorded }
 }
 
 #[test]
@@ -214,10 +215,10 @@ fn a_record_that_cannot_be_written_does_not_hold_up_the_others() {
     assert_eq!(run.delays, [UNREADABLE_RETRY], "and is tried again");
     let mut recorded = Vec::new();
     for input in run.inputs {
-        let Wake::Recorded { after, results, .. } = input else { panic!("{input:?}") };
-        assert_eq!(after.len(), results.len());
-        recorded.extend(after.into_iter().map(|after| match after {
-            After::Flight { delivery, .. } => delivery,
+        let Input::Recorded { on_recorded, results, .. } = input else { panic!("{input:?}") };
+        assert_eq!(on_recorded.len(), results.len());
+        recorded.extend(on_recorded.into_iter().map(|on_recorded| match on_recorded {
+            OnRecorded::AttemptEnded { delivery, .. } => delivery,
             after => panic!("{after:?}"),
         }));
     }
@@ -246,7 +247,7 @@ fn a_record_whose_answer_was_lost_counts_if_the_store_has_it() {
             call => panic!("{call:?}"),
         });
         assert!(run.is_done);
-        let [Wake::Recorded { results, .. }] = &run.inputs[..] else { panic!("{:?}", run.inputs) };
+        let [Input::Recorded { results, .. }] = &run.inputs[..] else { panic!("{:?}", run.inputs) };
         assert_eq!(results, &[RecordedAs::Done, RecordedAs::Done, RecordedAs::MovedOn]);
     }
 }
@@ -261,14 +262,14 @@ fn a_refusal_is_believed_if_no_answer_was_lost() {
         }
         call => panic!("nothing is in doubt: {call:?}"),
     });
-    assert!(matches!(&run.inputs[..], [Wake::Recorded { results, .. }] if results == &[RecordedAs::NotOwner; 2]));
+    assert!(matches!(&run.inputs[..], [Input::Recorded { results, .. }] if results == &[RecordedAs::NotOwner; 2]));
     assert_eq!(run.calls.len(), 2, "a write is not split because the store is away");
 }
 
 #[test]
 fn a_gap_is_scanned_page_by_page_and_goes_on_where_it_failed() {
     let mut asked = Vec::new();
-    let run = run(Deed::ScanGap { life: 1, after: 500 }, |call| {
+    let run = run(Effect::ScanGap { generation: 1, after: 500 }, |call| {
         let StoreCall::Sweep { after, .. } = call else { panic!("{call:?}") };
         asked.push(*after);
         if asked.len() == 2 {
@@ -278,8 +279,8 @@ fn a_gap_is_scanned_page_by_page_and_goes_on_where_it_failed() {
         Ok(StoreReply::Sweep(Swept { endpoints: vec![endpoint(1)], highest: 720, next }))
     });
     assert_eq!(asked, [500, 600, 600, 700], "not from the beginning");
-    assert_eq!(run.inputs.iter().filter(|input| matches!(input, Wake::Work(_))).count(), 3);
-    assert!(matches!(run.inputs.last(), Some(Wake::GapScanned { life: 1, through: 720 })));
+    assert_eq!(run.inputs.iter().filter(|input| matches!(input, Input::Work(_))).count(), 3);
+    assert!(matches!(run.inputs.last(), Some(Input::GapScanned { generation: 1, through: 720 })));
 }
 
 fn delivery_row(seq: Seq) -> DeliveryRow {
@@ -313,7 +314,7 @@ fn delivery_row(seq: Seq) -> DeliveryRow {
 
 #[test]
 fn a_spike_is_looked_at_once_what_was_recorded_is_counted() {
-    let see = |trigger| Deed::See { life: 1, endpoint: endpoint(1), trigger: Some(trigger), shortened_at: None };
+    let see = |trigger| Effect::ReadStatistics { generation: 1, endpoint: endpoint(1), trigger: Some(trigger), shortened_at: None };
     let mut uncounted = 2;
     let spike = run(see(Trigger::Spike), |call| match call {
         StoreCall::Count => {

@@ -15,7 +15,7 @@ use posthaste_core::retention::{Fate, fate};
 use posthaste_core::scheduler::{Class, Entry};
 use posthaste_core::text::{Labels, OrderingKey};
 use posthaste_core::time::Timestamp;
-use posthaste_engine::Wake;
+use posthaste_engine::Input;
 use posthaste_store::{Asked, Audit, COMMAND_MAX, Command, Commanded, Fed};
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
@@ -260,7 +260,7 @@ impl World {
             }
         };
         let fed: Vec<Fed> = entries.into_iter().map(fed).collect();
-        self.deliver(node, Wake::Fed(fed))
+        self.deliver(node, Input::Committed(fed))
     }
 
     /// Somebody changes an endpoint. Its owner hears of it within a second.
@@ -395,7 +395,7 @@ impl World {
             return Ok(());
         }
         self.questions.push(question);
-        self.deliver(node, Wake::Asked(asked))?;
+        self.deliver(node, Input::Command(asked))?;
         self.hear_answers()
     }
 
@@ -559,7 +559,7 @@ impl World {
         let overdue = self.store.overdue(self.now, &self.endpoints);
         if !overdue.is_empty() {
             for node in (0..self.nodes.len()).filter(|node| self.is_well(*node)).collect::<Vec<_>>() {
-                self.deliver(node, Wake::Overdue(overdue.clone()))?;
+                self.deliver(node, Input::Overdue(overdue.clone()))?;
             }
         }
         // What waits at an endpoint that was given up waits for ever.
