@@ -13,7 +13,7 @@ use posthaste_core::quiet_hours::Phase;
 use posthaste_core::scheduler::Class;
 use posthaste_core::tenant::Tenant;
 use posthaste_core::time::Timestamp;
-use posthaste_store::{BacklogQuery, LaneBacklog, Waiting, Whose};
+use posthaste_store::{BacklogGroup, BacklogQuery, BacklogScope, LaneBacklog};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -111,7 +111,7 @@ impl Counted {
 
 async fn count(app: &App, tenant: Option<TenantId>, now: Timestamp) -> Result<BacklogView, Problem> {
     let query = BacklogQuery {
-        whose: tenant.map_or(Whose::Everybody, Whose::Tenant),
+        scope: tenant.map_or(BacklogScope::All, BacklogScope::Tenant),
         now,
         lanes_max: LANES_MAX,
         rows_per_queue_max: ROWS_PER_QUEUE_MAX,
@@ -141,7 +141,7 @@ fn add_lane(view: &mut BacklogView, now: Timestamp, lane: &LaneBacklog, mut in_f
     let is_quiet = lane_facts.schedule.is_some_and(|schedule| matches!(schedule.at(now), Phase::Quiet { .. }));
     let gates = Gates::of(now, lane_facts, is_quiet);
     for alike in &lane.waiting {
-        let Waiting { class, is_due, is_tried, is_head_of_key, mut count, oldest: _ } = *alike;
+        let BacklogGroup { class, is_due, is_tried, is_head_of_key, mut count, oldest: _ } = *alike;
         view.waiting += count;
         if is_due && is_head_of_key {
             let flying = in_flight.min(count);

@@ -11,7 +11,7 @@ use posthaste_core::event::{Data, Event, EventType, Timing};
 use posthaste_core::id::EventId;
 use posthaste_core::text::Labels;
 use posthaste_core::time::Timestamp;
-use posthaste_store::{Change, Command, Commanded, SecretText, StoredSecret};
+use posthaste_store::{Change, Command, CommandOutcome, SecretText, StoredSecret};
 use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -157,14 +157,14 @@ pub(crate) async fn test(call: Call) -> Result<Response, Problem> {
     };
     let command = Command::Test { endpoint: endpoint.id, event: Arc::new(event) };
     match call.app.store.command(found.stored.partition, command).await? {
-        Commanded::Tested(attempt) => {
+        CommandOutcome::Tested(attempt) => {
             let mut versions = versions_of(&call, endpoint.id, std::iter::once(&*attempt)).await?;
             let sent_with = attempt.endpoint_version.and_then(|version| versions.remove(&version));
             Ok(ok(&AttemptView::show(None, &attempt, sent_with)))
         }
-        Commanded::NotBefore(at) => Err(Problem::no_token(at.since(call.app.store.now()))),
-        Commanded::NotFound => Err(Problem::not_found()),
-        Commanded::Done | Commanded::InFlight | Commanded::HasEnded => {
+        CommandOutcome::NotBefore(at) => Err(Problem::no_token(at.since(call.app.store.now()))),
+        CommandOutcome::NotFound => Err(Problem::not_found()),
+        CommandOutcome::Done | CommandOutcome::InFlight | CommandOutcome::HasEnded => {
             Err(Problem::unavailable("The node that owns the endpoint could not test it now."))
         }
     }

@@ -18,7 +18,7 @@ use posthaste_core::id::{EndpointId, EndpointUid, TenantId};
 use posthaste_core::tenant::Tenant;
 use posthaste_core::time::Timestamp;
 use posthaste_signing::{HexSecret, Secret, SigningKey};
-use posthaste_store::{Change, Configured, EndpointQuery, NewEndpoint, Refusal, SecretText, StoredEndpoint, StoredSecret};
+use posthaste_store::{Change, ChangeResult, EndpointQuery, NewEndpoint, Refusal, SecretText, StoredEndpoint, StoredSecret};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -570,7 +570,7 @@ pub(crate) async fn replace(
             secrets: secrets.clone(),
         };
         match call.configure(change, with_change(audit, Some(&was), Some(&is))).await? {
-            Ok(Configured { version, .. }) => {
+            Ok(ChangeResult { version, .. }) => {
                 let new_secret = secrets.and_then(|secrets| secrets.into_iter().next()).map(|stored| stored.secret.0);
                 let secret = new_secret.filter(|_| call.caller.may_see_secrets);
                 return Ok(tagged(ok(&EndpointView { secret, warnings, ..found.view(&call.app) }), version));

@@ -66,7 +66,7 @@ impl Publishing {
 fn why(error: &Error) -> &'static str {
     match error {
         Error::Unavailable(_) => "the database is busy or unreachable",
-        Error::Unknown => "the database was lost before it answered",
+        Error::CommitInDoubt => "the database was lost before it answered",
         Error::Overloaded { .. } => "the database cannot keep up",
         Error::Corrupt { .. } => "something that is stored cannot be read",
         Error::Unusable(_) => "the database cannot be used",

@@ -14,7 +14,7 @@ use posthaste_core::id::{DeliveryId, EndpointId};
 use posthaste_core::tenant::Tenant;
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Adaptive;
-use posthaste_store::{LaneShown, LaneState, StatisticsQuery};
+use posthaste_store::{LaneSnapshot, LaneState, StatisticsQuery};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -28,7 +28,7 @@ const SCORE_OVER: Duration = Duration::from_hours(1);
 /// What is known of one endpoint.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Observed {
-    lane: Option<LaneShown>,
+    lane: Option<LaneSnapshot>,
     attempts: u64,
     successes: u64,
 }
@@ -114,13 +114,13 @@ pub(crate) async fn lanes(app: &App, endpoints: Vec<EndpointId>) -> Result<HashM
     if endpoints.is_empty() {
         return Ok(HashMap::new());
     }
-    let mut lanes = app.store.lanes_shown(endpoints.clone()).await?;
+    let mut lanes = app.store.lane_snapshots(endpoints.clone()).await?;
     // After a restart nothing is shown until there is traffic. What was learned before is stored.
     let shown: HashSet<EndpointId> = lanes.iter().map(|lane| lane.endpoint).collect();
     let now = app.store.now();
     for endpoint in endpoints.into_iter().filter(|endpoint| !shown.contains(endpoint)) {
         if let Some(LaneState { memory, timeout, .. }) = readable(app.store.lane(endpoint).await)?.flatten() {
-            lanes.push(LaneShown { memory, timeout, ..LaneShown::unknown(endpoint, now) });
+            lanes.push(LaneSnapshot { memory, timeout, ..LaneSnapshot::unknown(endpoint, now) });
         }
     }
     Ok(lanes.into_iter().map(|lane| (lane.endpoint, Observed { lane: Some(lane), ..Observed::default() })).collect())

@@ -204,7 +204,7 @@ impl From<Error> for Problem {
         let cause = std::error::Error::source(&error).map(ToString::to_string);
         match error {
             Error::Overloaded { retry_after } => Problem::overloaded(retry_after),
-            Error::Unknown => {
+            Error::CommitInDoubt => {
                 tracing::warn!(%error, "a request could not be served");
                 Problem::outcome_unknown()
             }

@@ -20,7 +20,7 @@ use http_body::Frame;
 use posthaste_core::delivery::State;
 use posthaste_core::id::{EndpointId, TenantId};
 use posthaste_core::scheduler::Seq;
-use posthaste_store::{DeliveryQuery, MadeAfter, StatusFilter};
+use posthaste_store::{DeliveryQuery, RowsAfter, StatusFilter};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
@@ -29,7 +29,7 @@ use crate::App;
 use crate::call::Call;
 use crate::credentials::identify;
 use crate::cursor::Scope;
-use crate::deliveries::{DeliveryView, Surroundings};
+use crate::deliveries::{DeliveryContexts, DeliveryView};
 use crate::problem::Problem;
 
 const LIST: &str = "stream";
@@ -190,9 +190,9 @@ impl Watch {
         }
         let query = DeliveryQuery { statuses: vec![StatusFilter::Waiting], limit: FOLLOWED_AT_FIRST_MAX, ..query };
         let page = self.app.store.deliveries(query).await?;
-        let surroundings = Surroundings::of(&self.app, &page.rows).await?;
+        let contexts = DeliveryContexts::of(&self.app, &page.rows).await?;
         for row in page.rows.iter().filter(|row| row.seq <= self.settled || self.known.contains(&row.seq)) {
-            self.followed.insert(row.seq, standing(&surroundings.view(&self.app, row)));
+            self.followed.insert(row.seq, standing(&contexts.view(&self.app, row)));
         }
         self.is_lagging = page.next.is_some();
         Ok(if self.is_lagging { vec![Told::Lagging] } else { vec![] })
@@ -239,7 +239,7 @@ impl Watch {
         let wanted: Vec<Seq> = self.followed.keys().copied().chain(taken.iter().copied()).collect();
         let mut rows = self.app.store.deliveries_at(wanted).await?;
         rows.sort_unstable_by_key(|row| row.seq);
-        let surroundings = Surroundings::of(&self.app, &rows).await?;
+        let contexts = DeliveryContexts::of(&self.app, &rows).await?;
         // From here on nothing can fail, so that whatever is taken for told is told.
         if !passed_over.is_empty() {
             news.push(Told::Missed { deliveries: passed_over.len(), is_at_least: is_cut_off });
@@ -248,7 +248,7 @@ impl Watch {
         self.known.extend(passed_over);
         let mut followed = BTreeMap::new();
         for row in &rows {
-            let view = surroundings.view(&self.app, row);
+            let view = contexts.view(&self.app, row);
             let stands = standing(&view);
             let is_news = self.followed.get(&row.seq) != Some(&stands);
             if let State::Waiting { .. } = row.state {
@@ -286,8 +286,8 @@ impl Watch {
     }
 
     async fn rows_after_settled(&self, limit: usize) -> Result<Vec<Seq>, Problem> {
-        let query = MadeAfter { tenant: self.tenant.clone(), endpoint: self.endpoint, after: self.settled, limit };
-        Ok(self.app.store.made_after(query).await?)
+        let query = RowsAfter { tenant: self.tenant.clone(), endpoint: self.endpoint, after: self.settled, limit };
+        Ok(self.app.store.rows_after(query).await?)
     }
 
     /// Forgets rows that are so old that none before them can appear.

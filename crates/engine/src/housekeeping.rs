@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use posthaste_core::id::EndpointId;
 use posthaste_core::scheduler::Seq;
-use posthaste_store::{Store, Swept};
+use posthaste_store::{Store, SweepPage};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::{Instant, sleep};
 
@@ -72,7 +72,7 @@ impl Scan {
     }
 
     /// Answers the endpoints of this page.
-    fn read(&mut self, page: Swept) -> Vec<EndpointId> {
+    fn read(&mut self, page: SweepPage) -> Vec<EndpointId> {
         // Of the first page: what is committed while the others are read is swept again.
         self.highest.get_or_insert(page.highest);
         self.is_done = page.next.is_none();

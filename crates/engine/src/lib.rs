@@ -33,7 +33,7 @@ use posthaste_core::tenant::Share;
 use posthaste_core::timeout::TimeoutRules;
 use posthaste_metrics::Metrics;
 use posthaste_sender::Client;
-use posthaste_store::{Fed, Housekeeping, Store};
+use posthaste_store::{CommittedDelivery, Housekeeping, Store};
 use posthaste_traces::Traces;
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::task::JoinSet;
@@ -175,7 +175,7 @@ pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: 
         }
         let turn_began = Instant::now();
         // After the rows were received: those that were dropped before them are known to be missing.
-        if feed.as_ref().is_some_and(posthaste_store::Feed::has_overflowed) {
+        if feed.as_ref().is_some_and(posthaste_store::Feed::take_overflow) {
             batch.push(Input::FeedOverflowed);
         }
         membership.tick();
@@ -245,7 +245,7 @@ fn unread_metrics() -> Metrics {
     Metrics::new(posthaste_metrics::Limits::default(), env!("CARGO_PKG_VERSION"))
 }
 
-async fn next_of(feed: &mut Option<posthaste_store::Feed>) -> Option<Vec<Fed>> {
+async fn next_of(feed: &mut Option<posthaste_store::Feed>) -> Option<Vec<CommittedDelivery>> {
     match feed {
         Some(feed) => feed.next().await,
         None => std::future::pending().await,

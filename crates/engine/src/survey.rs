@@ -14,7 +14,7 @@ use posthaste_core::id::EndpointId;
 use posthaste_core::scheduler::{Class, LaneSurvey, Waiting};
 use posthaste_core::time::Timestamp;
 use posthaste_metrics::{BacklogGauges, Held, Metrics, Trouble};
-use posthaste_store::{BacklogQuery, Store, Waiting as Alike, Whose};
+use posthaste_store::{BacklogGroup, BacklogQuery, BacklogScope, Store};
 
 use crate::owner::Owner;
 
@@ -38,7 +38,7 @@ const EXPECTED_MIN: Duration = Duration::from_mins(1);
 #[derive(Debug, Default)]
 pub(crate) struct Stored {
     wanted: Mutex<Vec<EndpointId>>,
-    counted: Mutex<HashMap<EndpointId, Vec<Alike>>>,
+    counted: Mutex<HashMap<EndpointId, Vec<BacklogGroup>>>,
 }
 
 /// Counts for those that want it, for ever.
@@ -51,7 +51,7 @@ pub(crate) async fn count_in_store(store: Arc<dyn Store>, stored: Arc<Stored>) {
         for endpoint in wanted {
             let one_began = Instant::now();
             let query = BacklogQuery {
-                whose: Whose::Endpoint(endpoint),
+                scope: BacklogScope::Endpoint(endpoint),
                 now: store.now(),
                 lanes_max: 1,
                 rows_per_queue_max: ROWS_COUNTED_MAX,
@@ -221,7 +221,7 @@ fn log_change(metrics: &Metrics, before: Option<Trouble>, now: Option<Trouble>) 
 }
 
 /// What the store says of a lane, under what holds it. What is in flight waits there, too, and is counted elsewhere.
-fn counted(lane: &LaneSurvey, rows: &[Alike]) -> ([Waiting; HoldReason::ALL.len()], Waiting) {
+fn counted(lane: &LaneSurvey, rows: &[BacklogGroup]) -> ([Waiting; HoldReason::ALL.len()], Waiting) {
     let (mut held, mut pending) = ([Waiting::default(); HoldReason::ALL.len()], Waiting::default());
     let mut in_flight = lane.in_flight;
     for rows in rows {
@@ -293,7 +293,7 @@ mod tests {
     use posthaste_core::scheduler::{Entry, Want};
     use posthaste_core::text::Labels;
     use posthaste_metrics::Format;
-    use posthaste_store::{Body, Claimed, SecretText, StoredEndpoint, StoredSecret, TakenUp, WindowRows, partition_of};
+    use posthaste_store::{Body, Claimed, EndpointBundle, SecretText, StoredEndpoint, StoredSecret, WindowRows, partition_of};
 
     use super::*;
     use crate::{Effect, Input, Options};
@@ -321,7 +321,12 @@ mod tests {
             let endpoint = EndpointId::from_bytes([7; 16]);
             let mut stuck = Stuck { owner: Owner::new(now, options), surveyor, metrics, now, endpoint, status };
             let partitions = vec![(partition_of(&tenant()), 1)];
-            stuck.happens(Input::PartitionsClaimed(Claimed { partitions, handed_over: vec![], leave_alone: vec![], numbered: 0 }));
+            stuck.happens(Input::PartitionsClaimed(Claimed {
+                partitions,
+                handed_over: vec![],
+                in_flight_elsewhere: vec![],
+                numbered: 0,
+            }));
             stuck.happens(Input::Work(vec![endpoint]));
             stuck
         }
@@ -335,13 +340,13 @@ mod tests {
             self.owner.next_effects(self.now)
         }
 
-        fn take_up(&mut self) {
+        fn load_endpoints(&mut self) {
             let url = "https://example.com/".to_owned();
             let endpoint = Endpoint { status: self.status, ..Endpoint::new(self.endpoint, tenant(), url, self.now) };
             let secret = StoredSecret { secret: SecretText("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".to_owned()), until: None };
             let partition = partition_of(&tenant());
             let stored = StoredEndpoint { endpoint, secrets: vec![secret], partition, version: 1, deleted_at: None };
-            let found = vec![TakenUp { endpoint: stored, tenant: None, lane: None }];
+            let found = vec![EndpointBundle { endpoint: stored, tenant: None, lane: None }];
             self.happens(Input::EndpointsLoaded { generation: 0, asked: vec![self.endpoint], found });
         }
 
@@ -411,7 +416,7 @@ mod tests {
         assert!(matches!(stuck.wants()[..], [Effect::FindWork, Effect::LoadEndpoints { .. }]));
         assert_eq!(stuck.after(SOON), None);
         assert_eq!(stuck.after(LONG), Some(Trouble::LoadUnanswered));
-        stuck.take_up();
+        stuck.load_endpoints();
         assert_eq!(stuck.after(SOON), None, "it goes on");
         assert!(stuck.metrics.page(Format::Text).contains("posthaste_delivery_stalls_total 1\n"));
     }
@@ -420,7 +425,7 @@ mod tests {
     fn i33_what_was_not_sent_yet_when_a_node_leaves_is_not_handed_over_as_in_flight() {
         let mut stuck = Stuck::new(Status::Active);
         stuck.wants();
-        stuck.take_up();
+        stuck.load_endpoints();
         let effects = stuck.wants();
         stuck.answer_reads(effects);
         let effects = stuck.wants();
@@ -445,7 +450,7 @@ mod tests {
     fn a_stop_does_not_wait_for_what_was_about_to_be_sent_when_everything_was_lost() {
         let mut stuck = Stuck::new(Status::Active);
         stuck.wants();
-        stuck.take_up();
+        stuck.load_endpoints();
         let reads = stuck.wants();
         stuck.answer_reads(reads);
         let effects = stuck.wants();
@@ -465,7 +470,7 @@ mod tests {
     fn i41_a_read_that_is_not_answered_is_noticed_within_ten_seconds() {
         let mut stuck = Stuck::new(Status::Active);
         stuck.wants();
-        stuck.take_up();
+        stuck.load_endpoints();
         let effects = stuck.wants();
         assert!(effects.iter().any(|effect| matches!(effect, Effect::ReadWindow { .. })));
         assert_eq!(stuck.after(SOON), None);
@@ -479,7 +484,7 @@ mod tests {
     fn i41_work_that_is_due_and_not_begun_is_noticed_within_ten_seconds() {
         let mut stuck = Stuck::new(Status::Active);
         stuck.wants();
-        stuck.take_up();
+        stuck.load_endpoints();
         let effects = stuck.wants();
         stuck.answer_reads(effects);
         // From here on nobody asks who goes next.
@@ -499,7 +504,7 @@ mod tests {
     fn what_somebody_holds_is_not_stuck_however_long() {
         let mut stuck = Stuck::new(Status::Paused { until: None });
         stuck.wants();
-        stuck.take_up();
+        stuck.load_endpoints();
         let effects = stuck.wants();
         stuck.answer_reads(effects);
         assert!(stuck.wants().iter().all(|effect| !matches!(effect, Effect::ReadBodies { .. } | Effect::Send(_))));

@@ -9,7 +9,7 @@ use posthaste_core::scheduler::{LaneConfig, TenantConfig};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Mode;
 use posthaste_sender::request::{Address, SecretError, Signer};
-use posthaste_store::{StoredEndpoint, StoredTenant, TakenUp};
+use posthaste_store::{EndpointBundle, StoredEndpoint, StoredTenant};
 
 use crate::Options;
 
@@ -60,18 +60,18 @@ impl Target {
 }
 
 /// What applies to an endpoint once everybody has been heard.
-pub(crate) fn policies(options: &Options, taken_up: &TakenUp) -> Policies {
+pub(crate) fn policies(options: &Options, bundle: &EndpointBundle) -> Policies {
     let mut policies = options.policies.clone();
-    if let Some(tenant) = &taken_up.tenant {
+    if let Some(tenant) = &bundle.tenant {
         policies = policies.overridden_by(&tenant.tenant.defaults);
     }
-    policies.overridden_by(&taken_up.endpoint.endpoint.policies)
+    policies.overridden_by(&bundle.endpoint.endpoint.policies)
 }
 
 /// What scheduling has to know of it, and how its timeout comes about.
-pub(crate) fn lane_config(options: &Options, taken_up: &TakenUp) -> (LaneConfig, Mode) {
-    let policies = policies(options, taken_up);
-    let StoredEndpoint { endpoint, deleted_at, .. } = &taken_up.endpoint;
+pub(crate) fn lane_config(options: &Options, bundle: &EndpointBundle) -> (LaneConfig, Mode) {
+    let policies = policies(options, bundle);
+    let StoredEndpoint { endpoint, deleted_at, .. } = &bundle.endpoint;
     let config = LaneConfig {
         // What waits at a deleted one is cancelled by housekeeping.
         status: if deleted_at.is_some() { posthaste_core::endpoint::Status::Disabled } else { endpoint.status },

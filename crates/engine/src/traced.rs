@@ -11,7 +11,7 @@ use std::time::Instant;
 use http::Uri;
 use parking_lot::Mutex;
 use posthaste_core::id::AttemptId;
-use posthaste_store::{Record, Recorded, RecordedAs};
+use posthaste_store::{DeliveryChange, Record, RecordResult};
 use posthaste_traces::{self as traces, Attempt, Begun, Ended, Server, Traces};
 
 use crate::owner::{OwnerGeneration, SendRequest};
@@ -79,7 +79,7 @@ impl Traced {
         }
         let judged_at = Instant::now();
         let judged = |(place, record): (usize, &Record)| match &record.recorded {
-            Recorded::Attempt { attempt, state, .. } => {
+            DeliveryChange::Attempt { attempt, state, .. } => {
                 let seen = answered.attempts.remove(&attempt.id)?;
                 let ended = Ended {
                     attempt: attempt.id,
@@ -89,24 +89,24 @@ impl Traced {
                     judged: judged_at,
                     // Both are said when it is known.
                     recorded: judged_at,
-                    recorded_as: traces::RecordedAs::Done,
+                    recorded_as: traces::RecordStatus::Done,
                 };
                 Some(Judged { place, attempt: seen, ended })
             }
-            Recorded::Moved { .. } | Recorded::Nothing => None,
+            DeliveryChange::Moved { .. } | DeliveryChange::Nothing => None,
         };
         records.iter().enumerate().filter_map(judged).collect()
     }
 
     /// Those of `range` among the records that were judged together are recorded.
-    pub(crate) fn recorded(&self, judged: &mut Vec<Judged>, range: &Range<usize>, results: &[RecordedAs]) {
+    pub(crate) fn recorded(&self, judged: &mut Vec<Judged>, range: &Range<usize>, results: &[RecordResult]) {
         let Some(traces) = self.traces.as_ref().filter(|_| !judged.is_empty()) else { return };
         let recorded = Instant::now();
         for Judged { place, attempt, ended } in judged.extract_if(.., |judged| range.contains(&judged.place)) {
             let recorded_as = match results.get(place - range.start) {
-                Some(RecordedAs::Done) => traces::RecordedAs::Done,
-                Some(RecordedAs::MovedOn) => traces::RecordedAs::MovedOn,
-                Some(RecordedAs::NotOwner) | None => traces::RecordedAs::NotOwner,
+                Some(RecordResult::Done) => traces::RecordStatus::Done,
+                Some(RecordResult::MovedOn) => traces::RecordStatus::MovedOn,
+                Some(RecordResult::NotOwner) | None => traces::RecordStatus::NotOwner,
             };
             traces.attempted(&attempt, &Ended { recorded, recorded_as, ..ended });
         }

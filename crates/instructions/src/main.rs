@@ -35,8 +35,8 @@ use posthaste_metrics::{Limits, Metrics};
 use posthaste_sender::request::{self, Address, Signer, Try};
 use posthaste_sender::{Client, Options as SenderOptions, Policy, Posted};
 use posthaste_store::{
-    AttemptRecord, Feed, Keyring, MasterKey, NewEvent, NodeId, Options as StoreOptions, PARTITIONS, RecordedAs, Sqlite, Store,
-    WindowAsked,
+    AttemptRecord, Feed, Keyring, MasterKey, NewEvent, NodeId, Options as StoreOptions, PARTITIONS, RecordResult, Sqlite, Store,
+    WindowRequest,
 };
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -196,7 +196,7 @@ impl Bench {
         let (generation, wanted, on_recorded) = records.unwrap();
         self.part(GROUP, "schedule");
         let results = self.store.record(wanted).await.unwrap();
-        assert!(results.iter().all(|result| *result == RecordedAs::Done), "{results:?}");
+        assert!(results.iter().all(|result| *result == RecordResult::Done), "{results:?}");
         self.part(GROUP, "record");
         self.owner.handle(self.store.now(), Input::Recorded { generation, on_recorded, results });
         drop(self.owner.next_effects(self.store.now()));
@@ -227,11 +227,11 @@ impl Bench {
                         self.owner.handle(now, Input::Work(endpoints));
                     }
                     Effect::LoadEndpoints { generation, endpoints } => {
-                        let found = self.store.take_up(endpoints.clone()).await.unwrap();
+                        let found = self.store.load_endpoints(endpoints.clone()).await.unwrap();
                         self.owner.handle(now, Input::EndpointsLoaded { generation, asked: endpoints, found });
                     }
                     Effect::ReadWindow { generation, endpoint, want, limit } => {
-                        let asked = vec![WindowAsked { endpoint, want: want.clone(), limit }];
+                        let asked = vec![WindowRequest { endpoint, want: want.clone(), limit }];
                         let rows = self.store.windows(asked).await.unwrap().pop().unwrap();
                         self.owner.handle(now, Input::WindowRead { generation, endpoint, want, rows });
                     }
@@ -259,7 +259,7 @@ impl Bench {
         sends
     }
 
-    async fn fed(&mut self, count: usize) -> Vec<posthaste_store::Fed> {
+    async fn fed(&mut self, count: usize) -> Vec<posthaste_store::CommittedDelivery> {
         let mut rows = Vec::with_capacity(count);
         while rows.len() < count {
             rows.extend(self.feed.next().await.unwrap());

@@ -360,7 +360,7 @@ impl Relay {
             }
         }
         if taken == 0 {
-            let error = answers.into_iter().find_map(|answer| answer.err().flatten()).unwrap_or(Error::Unknown);
+            let error = answers.into_iter().find_map(|answer| answer.err().flatten()).unwrap_or(Error::CommitInDoubt);
             return Err(self.not_now(error));
         }
         let verdict = |answer: Result<Published, Option<Error>>| match answer {

@@ -32,7 +32,7 @@ use posthaste_core::timeout::{Adaptive, Descent, Learned, Mode, Pinned, Tally};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, LaneShown};
+use crate::{Error, LaneSnapshot};
 
 /// What is known of an endpoint beside its document.
 #[derive(Clone, Debug)]
@@ -209,7 +209,7 @@ struct DisableReasonDocument {
 }
 
 /// All that an owner shows of a lane but its endpoint and the time.
-pub(crate) fn shown_lane(lane: &LaneShown) -> String {
+pub(crate) fn shown_lane(lane: &LaneSnapshot) -> String {
     write(&ShownLaneDocument {
         lane: LaneDocument::of(&lane.memory, &lane.timeout),
         tenant_bucket_full_at_ns: lane.tenant_bucket.map(Bucket::as_nanos),
@@ -221,11 +221,11 @@ pub(crate) fn shown_lane(lane: &LaneShown) -> String {
     })
 }
 
-pub(crate) fn read_shown_lane(endpoint: EndpointId, at: Timestamp, text: &str) -> Result<LaneShown, Error> {
+pub(crate) fn read_shown_lane(endpoint: EndpointId, at: Timestamp, text: &str) -> Result<LaneSnapshot, Error> {
     let read = || {
         let document: ShownLaneDocument = parse(text)?;
         let (memory, timeout) = document.lane.read()?;
-        Ok(LaneShown {
+        Ok(LaneSnapshot {
             endpoint,
             at,
             memory,

@@ -38,7 +38,7 @@ impl Default for Housekeeping {
 
 /// What a step has removed.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct SweptAway {
+pub struct CleanupStep {
     pub deliveries: u64,
     pub events: u64,
     /// Those that expired by themselves. Others go with their events.
@@ -69,11 +69,11 @@ pub struct SweptAway {
     pub longest_hold: Duration,
 }
 
-impl SweptAway {
+impl CleanupStep {
     /// Nothing was removed, and there is nothing more to look at now.
     pub fn is_nothing(self) -> bool {
-        let SweptAway { behind, busy, longest_hold, .. } = SweptAway::default();
-        SweptAway { behind, busy, longest_hold, ..self } == SweptAway::default()
+        let CleanupStep { behind, busy, longest_hold, .. } = CleanupStep::default();
+        CleanupStep { behind, busy, longest_hold, ..self } == CleanupStep::default()
     }
 
     pub(crate) fn held(&mut self, took: Duration) {

@@ -48,27 +48,28 @@ use posthaste_core::scheduler::Seq;
 use posthaste_core::time::Timestamp;
 
 pub use accepting::{DEFAULT_TENANT, Draft, RESERVED_TYPES, Refused, check_not_reserved, check_tenant, is_reserved_type};
-pub use backlog::{Backlog, BacklogQuery, LaneBacklog, PlaceQuery, Waiting, Whose};
+pub use backlog::{Backlog, BacklogGroup, BacklogQuery, BacklogScope, LaneBacklog, PlaceQuery};
 pub use clock::{Clock, ClockSource, ClockStatus, SystemClock};
-pub use cluster::{Claimed, Epoch, GivenUp, HandedOver, LEASE, LeaveAlone, NodeId, PARTITIONS, Partition, partition_of};
-pub use commands::{APPLY_MAX, Applied, Asked, COMMAND_MAX, Command, Commanded, Commands};
+pub use cluster::{Claimed, Epoch, GivenUp, HandedOver, InFlightElsewhere, LEASE, NodeId, PARTITIONS, Partition, partition_of};
+pub use commands::{APPLY_MAX, ApplyResult, COMMAND_MAX, Command, CommandOutcome, CommandRequest, Commands};
 pub use commits::Commits;
 pub use configuration::{
-    AUTO_DISABLED, Audit, AuditRow, Change, Configured, EndpointQuery, Key, KeyHash, KeyScope, NewEndpoint, Refusal, SecretText,
+    AUTO_DISABLED, Audit, AuditRow, Change, ChangeResult, EndpointQuery, Key, KeyHash, KeyScope, NewEndpoint, Refusal, SecretText,
     StoredEndpoint, StoredSecret, StoredTenant,
 };
 pub use delivering::{
-    AttemptRecord, Body, BodyError, LaneShown, LaneState, Record, Recorded, RecordedAs, Swept, TakenUp, WindowAsked, WindowRows,
+    AttemptRecord, Body, BodyError, DeliveryChange, EndpointBundle, LaneSnapshot, LaneState, Record, RecordResult, SweepPage,
+    WindowRequest, WindowRows,
 };
 pub use endpoint_versions::EndpointVersion;
 pub use examination::{Examined, MasterKeyFit, Schema};
-pub use feed::{Fed, Feed};
-pub use history::{Cursor, DeliveryQuery, DeliveryRow, EventQuery, EventRow, MadeAfter, Page, StatusFilter};
-pub use housekeeping::{Housekeeping, Overdue, OverdueReason, SweptAway};
+pub use feed::{CommittedDelivery, Feed};
+pub use history::{Cursor, DeliveryQuery, DeliveryRow, EventQuery, EventRow, Page, RowsAfter, StatusFilter};
+pub use housekeeping::{CleanupStep, Housekeeping, Overdue, OverdueReason};
 pub use migrations::SCHEMA_VERSION;
 pub use options::Options;
 pub use postgres::{Postgres, read_url as read_postgres_url, sentence as postgres_sentence};
-pub use publishing::{KnownBy, NewEvent, Published};
+pub use publishing::{DuplicateBy, NewEvent, Published};
 pub use replays::{NewReplay, ReplayCount, ReplayFilter, ReplayRow, ReplayState, Skipped};
 pub use sealed::{Keyring, MasterKey, MasterKeyError, SealedValues};
 pub use sessions::{
@@ -100,7 +101,7 @@ pub trait Store: fmt::Debug + Send + Sync {
 
     /// Makes one change, writes who made it into the audit log, and raises the configuration's number and the tenant's
     /// version, together. From the answer on, every publish sees it.
-    fn configure(&self, change: Change, audit: Audit) -> Answer<'_, Result<Configured, Refusal>>;
+    fn configure(&self, change: Change, audit: Audit) -> Answer<'_, Result<ChangeResult, Refusal>>;
     /// Rises with every change. Whoever keeps a copy compares it.
     fn configuration_number(&self) -> Answer<'_, u64>;
     /// Deleted ones too, for their history. With a tenant, another tenant's is looked up like one that was never made.
@@ -132,7 +133,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Ends sessions, with one audit entry if there were any. Answers how many there were.
     fn end_sessions(&self, which: EndSessions, audit: Audit) -> Answer<'_, u64>;
     /// Writes down what somebody did that changes nothing here.
-    fn note(&self, audit: Audit) -> Answer<'_, ()>;
+    fn write_audit(&self, audit: Audit) -> Answer<'_, ()>;
     /// Newest first.
     fn audit(&self, tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> Answer<'_, Vec<AuditRow>>;
 
@@ -150,17 +151,17 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn work(&self, after: Option<EndpointId>, limit: usize) -> Answer<'_, Vec<EndpointId>>;
     /// Endpoints with something that waits among the first `limit` rows after `after`. Looks at no more rows than that, so that
     /// a scan of a large table is many short reads.
-    fn sweep(&self, after: Seq, limit: usize) -> Answer<'_, Swept>;
+    fn sweep(&self, after: Seq, limit: usize) -> Answer<'_, SweepPage>;
     /// What an owner has to know about these endpoints; in any order, deleted ones too, without those that never were.
-    fn take_up(&self, endpoints: Vec<EndpointId>) -> Answer<'_, Vec<TakenUp>>;
+    fn load_endpoints(&self, endpoints: Vec<EndpointId>) -> Answer<'_, Vec<EndpointBundle>>;
     /// The next rows of these queues of lanes; one answer for each, in the order asked.
-    fn windows(&self, asked: Vec<WindowAsked>) -> Answer<'_, Vec<WindowRows>>;
+    fn windows(&self, asked: Vec<WindowRequest>) -> Answer<'_, Vec<WindowRows>>;
     /// What these deliveries carry; in the order asked, without those that are gone.
     fn bodies(&self, deliveries: Vec<Seq>) -> Answer<'_, Vec<Body>>;
     /// Keeps attempts, moves their deliveries on, and writes lane states, together for each one given. One that is not
     /// the next of a delivery that waits, or whose partition has another epoch, changes nothing and says so; so that
     /// repeating it is harmless. Calls that arrive during a commit share the next one.
-    fn record(&self, records: Vec<Record>) -> Answer<'_, Vec<RecordedAs>>;
+    fn record(&self, records: Vec<Record>) -> Answer<'_, Vec<RecordResult>>;
     /// What owners have written about a lane.
     fn lane(&self, endpoint: EndpointId) -> Answer<'_, Option<LaneState>>;
     /// Stamps waiting rows of an endpoint with the class that its present configuration gives them, `limit` at a time.
@@ -169,17 +170,17 @@ pub trait Store: fmt::Debug + Send + Sync {
 
     /// Asks the owner of a partition to do something, and waits at most [`COMMAND_MAX`] for its answer (a test as long as its request takes); then nothing was done
     /// (`Unavailable`), or it was taken and whether it was done is not known (`Unknown`).
-    fn command(&self, partition: Partition, command: Command) -> Answer<'_, Commanded>;
+    fn command(&self, partition: Partition, command: Command) -> Answer<'_, CommandOutcome>;
     /// Waits until the owner of a tenant's lanes goes by what is configured now, for one endpoint or for all of the tenant's; at
     /// most [`APPLY_MAX`]. Where no one owns them, whoever does next reads it first.
-    fn apply(&self, tenant: TenantId, endpoint: Option<EndpointId>) -> Answer<'_, Applied>;
+    fn apply(&self, tenant: TenantId, endpoint: Option<EndpointId>) -> Answer<'_, ApplyResult>;
     /// What this node is asked to do, as owner of its partitions. Whoever listens last is the one who is asked.
     fn commands(&self, node: NodeId) -> Commands;
     /// What an owner shows of its lanes, so that any node can explain a hold. Replaces what was shown of them, unless that is
     /// younger.
-    fn show_lanes(&self, lanes: Vec<LaneShown>) -> Answer<'_, ()>;
+    fn publish_lanes(&self, lanes: Vec<LaneSnapshot>) -> Answer<'_, ()>;
     /// What owners have shown of these, in no order; without those of which nothing was.
-    fn lanes_shown(&self, endpoints: Vec<EndpointId>) -> Answer<'_, Vec<LaneShown>>;
+    fn lane_snapshots(&self, endpoints: Vec<EndpointId>) -> Answer<'_, Vec<LaneSnapshot>>;
 
     // Statistics.
 
@@ -191,7 +192,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// What waits, counted over a bounded number of rows.
     fn backlog(&self, query: BacklogQuery) -> Answer<'_, Backlog>;
     /// How many wait in front of a delivery; `None` if that could not be counted over a bounded number of rows.
-    fn ahead(&self, query: PlaceQuery) -> Answer<'_, Option<u64>>;
+    fn count_ahead(&self, query: PlaceQuery) -> Answer<'_, Option<u64>>;
 
     // History.
 
@@ -201,7 +202,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn deliveries(&self, query: DeliveryQuery) -> Answer<'_, Page<DeliveryRow>>;
     /// The rows that were made after one, in their order. Where other processes write too, one with a smaller number may still come
     /// for as long as a commit takes.
-    fn made_after(&self, query: MadeAfter) -> Answer<'_, Vec<Seq>>;
+    fn rows_after(&self, query: RowsAfter) -> Answer<'_, Vec<Seq>>;
     /// Deliveries by their rows, in no order; without those that are gone.
     fn deliveries_at(&self, rows: Vec<Seq>) -> Answer<'_, Vec<DeliveryRow>>;
     /// Dead and not retried, the newest death first.
@@ -235,14 +236,14 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn cancel_replay(&self, id: ReplayId, audit: Audit) -> Answer<'_, Option<ReplayRow>>;
     /// A new delivery of the same event for one that has ended. It leaves the dead letters and names its successor.
     /// Refused while it waits, for a payload that is gone, and where the endpoint takes nothing.
-    fn repeat(&self, delivery: DeliveryId, audit: Audit) -> Answer<'_, Result<DeliveryRow, Refusal>>;
+    fn redeliver(&self, delivery: DeliveryId, audit: Audit) -> Answer<'_, Result<DeliveryRow, Refusal>>;
 
     // Housekeeping.
 
     /// Takes one small step of everything that has to be forgotten: what has ended and is older than its tenant's
     /// retention, keys that are remembered no longer, what deleted endpoints and tenants have left, minutes that are older
     /// than [`MINUTES_KEPT`].
-    fn sweep_away(&self, limits: Housekeeping) -> Answer<'_, SweptAway>;
+    fn clean_up(&self, limits: Housekeeping) -> Answer<'_, CleanupStep>;
     /// Deliveries that wait although they have expired, or have waited longer than retention: their owner ends them.
     fn overdue(&self, limit: usize) -> Answer<'_, Vec<Overdue>>;
     /// Erases the payload of an event; its history stays. Answers whether there was one.
@@ -280,7 +281,7 @@ pub enum Error {
     Unavailable(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// Whoever could have said so was lost. It was written wholly or not at all.
     #[error("whether it was written is not known: the database was lost before it answered")]
-    Unknown,
+    CommitInDoubt,
     /// More is waiting to be written than there is room for. Nothing was written; try again later.
     #[error("the database cannot keep up")]
     Overloaded { retry_after: Duration },

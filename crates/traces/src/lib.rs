@@ -30,7 +30,7 @@ pub use export::Exporter;
 use export::{Counts, QUEUE_TRACES_MAX};
 pub use otlp::spans_in;
 use span::Span;
-pub use span_deliver::{Attempt, Begun, Ended, RecordedAs, Server};
+pub use span_deliver::{Attempt, Begun, Ended, RecordStatus, Server};
 pub use span_publish::{Publish, PublishedAs};
 
 /// What the operator has set.

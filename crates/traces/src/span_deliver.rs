@@ -66,11 +66,11 @@ pub struct Ended {
     /// When it was judged, and began to be recorded.
     pub judged: Instant,
     pub recorded: Instant,
-    pub recorded_as: RecordedAs,
+    pub recorded_as: RecordStatus,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RecordedAs {
+pub enum RecordStatus {
     Done,
     /// Another attempt of this number was recorded before, or the delivery had ended.
     MovedOn,
@@ -150,13 +150,13 @@ impl Attempt {
         spans.push(Span { attributes: of_state(ended.state), ..judged });
         let recorded = this.step("record_attempt", anchor.nanos(ended.judged), anchor.nanos(ended.recorded));
         let recorded_as = match ended.recorded_as {
-            RecordedAs::Done => "done",
-            RecordedAs::MovedOn => "moved_on",
-            RecordedAs::NotOwner => "not_owner",
+            RecordStatus::Done => "done",
+            RecordStatus::MovedOn => "moved_on",
+            RecordStatus::NotOwner => "not_owner",
         };
         spans.push(Span {
             attributes: vec![("posthaste.record.result", Value::word(recorded_as))],
-            has_failed: ended.recorded_as != RecordedAs::Done,
+            has_failed: ended.recorded_as != RecordStatus::Done,
             ..recorded
         });
         spans

@@ -495,7 +495,7 @@ impl Lane {
     }
 
     /// The owner before has it in flight: it is not touched until that is recorded, or until then.
-    pub(super) fn leave_alone(&mut self, delivery: DeliveryId, elsewhere: Elsewhere) {
+    pub(super) fn in_flight_elsewhere(&mut self, delivery: DeliveryId, elsewhere: Elsewhere) {
         if let Some(key) = &elsewhere.ordering_key {
             self.window.is_busy(key.clone());
         }

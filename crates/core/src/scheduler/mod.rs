@@ -537,7 +537,13 @@ impl Scheduler {
 
     /// The owner before has this in flight. It counts as in flight here, and nothing is done about it until it is
     /// [recorded](Scheduler::recorded_elsewhere) there, or until then.
-    pub fn leave_alone(&mut self, endpoint: EndpointId, delivery: DeliveryId, ordering_key: Option<OrderingKey>, until: Timestamp) {
+    pub fn in_flight_elsewhere(
+        &mut self,
+        endpoint: EndpointId,
+        delivery: DeliveryId,
+        ordering_key: Option<OrderingKey>,
+        until: Timestamp,
+    ) {
         if plant::is(Plant::HandOverForgetsFlights) {
             return;
         }
@@ -546,7 +552,7 @@ impl Scheduler {
         if lane.has_in_flight(delivery) {
             return;
         }
-        lane.leave_alone(delivery, Elsewhere { until, ordering_key });
+        lane.in_flight_elsewhere(delivery, Elsewhere { until, ordering_key });
         let tenant = lane.tenant;
         self.tenants[tenant].in_flight += 1;
         self.in_flight += 1;
@@ -642,8 +648,8 @@ impl Scheduler {
     /// Whether everything that is kept of lanes has a bound that does not depend on how much waits.
     pub fn is_bounded(&self) -> bool {
         let lanes = self.lanes.iter().flatten();
-        let left_alone = lanes.clone().filter(|lane| lane.elsewhere_wakes_at.is_some()).count();
-        let wake_ups_max = self.lane_numbers.len() + self.tenant_numbers.len() + left_alone;
+        let in_flight_elsewhere = lanes.clone().filter(|lane| lane.elsewhere_wakes_at.is_some()).count();
+        let wake_ups_max = self.lane_numbers.len() + self.tenant_numbers.len() + in_flight_elsewhere;
         self.wake_ups.len() <= wake_ups_max && lanes.into_iter().all(|lane| lane.window.is_bounded())
     }
 

@@ -21,8 +21,8 @@ use posthaste_core::scheduler::Seq;
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Trigger;
 use posthaste_store::{
-    Asked, Body, BodyError, Command, Counts, DeliveryQuery, DeliveryRow, Epoch, HandedOver, LaneShown, NodeId, Partition, Record,
-    Recorded, RecordedAs, StatisticsQuery, StatisticsStep, WindowAsked,
+    Body, BodyError, Command, CommandRequest, Counts, DeliveryChange, DeliveryQuery, DeliveryRow, Epoch, HandedOver, LaneSnapshot,
+    NodeId, Partition, Record, RecordResult, StatisticsQuery, StatisticsStep, WindowRequest,
 };
 
 use super::store_call::{CallFailure, StoreCall, StoreReply};
@@ -68,7 +68,7 @@ pub fn plan(effects: Vec<Effect>, now: Timestamp, node: Option<NodeId>) -> Plan 
             }
             // Many lanes that wake at once want seven windows each: they are read together.
             Effect::ReadWindow { generation, endpoint, want, limit } => {
-                reads.push((generation, WindowAsked { endpoint, want, limit }));
+                reads.push((generation, WindowRequest { endpoint, want, limit }));
                 continue;
             }
             Effect::FindWork => Work::Find { after: None },
@@ -146,14 +146,14 @@ enum Work {
     Find { after: Option<EndpointId> },
     ScanGap { generation: OwnerGeneration, after: Seq },
     LoadEndpoints { generation: OwnerGeneration, endpoints: Vec<EndpointId>, batches: Batches },
-    ReadWindows { reads: Vec<(OwnerGeneration, WindowAsked)>, batches: Batches },
+    ReadWindows { reads: Vec<(OwnerGeneration, WindowRequest)>, batches: Batches },
     ReadBodies { generation: OwnerGeneration, wanted: Vec<PendingSend>, batches: Batches },
     Record(Recording),
     CompareVersions { generation: OwnerGeneration, tenants: Vec<TenantId> },
     Restamp { generation: OwnerGeneration, endpoint: EndpointId, after: Seq },
     FindDeliveries(DeliveryLookup),
     Statistics(Statistics),
-    PublishLanes(Vec<LaneShown>),
+    PublishLanes(Vec<LaneSnapshot>),
     HandOver(HandOver),
 }
 
@@ -249,8 +249,8 @@ impl Execution {
             }
             (Work::ReadWindows { reads, batches }, StoreReply::Windows(found)) => {
                 let asked = reads[batches.finish()].iter().cloned();
-                let read = |((generation, asked), rows): ((OwnerGeneration, WindowAsked), _)| {
-                    let WindowAsked { endpoint, want, .. } = asked;
+                let read = |((generation, asked), rows): ((OwnerGeneration, WindowRequest), _)| {
+                    let WindowRequest { endpoint, want, .. } = asked;
                     Input::WindowRead { generation, endpoint, want, rows }
                 };
                 (asked.zip(found).map(read).collect(), None)
@@ -511,7 +511,7 @@ struct Recording {
 #[derive(Debug)]
 struct Resolution {
     range: Range<usize>,
-    results: Vec<RecordedAs>,
+    results: Vec<RecordResult>,
     /// The refused record that is being looked up, within `range`.
     place: usize,
     /// Its delivery is found; now its attempts are read.
@@ -548,24 +548,24 @@ impl Recording {
                 let record = &self.records[resolution.range.start + resolution.place];
                 let row = rows.into_iter().next();
                 match (&record.recorded, row) {
-                    (Recorded::Attempt { .. }, Some(row)) => {
+                    (DeliveryChange::Attempt { .. }, Some(row)) => {
                         resolution.delivery = Some(Box::new(row));
                         return None;
                     }
-                    (Recorded::Moved { state, .. }, Some(row)) if row.state == *state => {
-                        resolution.results[resolution.place] = RecordedAs::Done;
+                    (DeliveryChange::Moved { state, .. }, Some(row)) if row.state == *state => {
+                        resolution.results[resolution.place] = RecordResult::Done;
                     }
-                    (Recorded::Attempt { .. } | Recorded::Moved { .. } | Recorded::Nothing, _) => {}
+                    (DeliveryChange::Attempt { .. } | DeliveryChange::Moved { .. } | DeliveryChange::Nothing, _) => {}
                 }
                 resolution.place += 1;
                 self.resolve()
             }
             (Some(resolution), StoreReply::Attempts(attempts)) => {
                 let record = &self.records[resolution.range.start + resolution.place];
-                if let Recorded::Attempt { attempt, .. } = &record.recorded
+                if let DeliveryChange::Attempt { attempt, .. } = &record.recorded
                     && attempts.iter().any(|known| known.id == attempt.id)
                 {
-                    resolution.results[resolution.place] = RecordedAs::Done;
+                    resolution.results[resolution.place] = RecordResult::Done;
                 }
                 resolution.delivery = None;
                 resolution.place += 1;
@@ -579,7 +579,7 @@ impl Recording {
     fn resolve(&mut self) -> Option<(Input, Range<usize>)> {
         let resolution = self.resolution.as_mut().expect("a commit is in doubt");
         let records = &self.records[resolution.range.clone()];
-        let is_open = |place: &usize| resolution.results[*place] != RecordedAs::Done && records[*place].seq().is_some();
+        let is_open = |place: &usize| resolution.results[*place] != RecordResult::Done && records[*place].seq().is_some();
         match (resolution.place..records.len()).find(is_open) {
             Some(place) => {
                 resolution.place = place;
@@ -599,7 +599,7 @@ impl Recording {
         self.recorded(range, results)
     }
 
-    fn recorded(&mut self, range: Range<usize>, results: Vec<RecordedAs>) -> (Input, Range<usize>) {
+    fn recorded(&mut self, range: Range<usize>, results: Vec<RecordResult>) -> (Input, Range<usize>) {
         let on_recorded = if range.len() == self.on_recorded.len() {
             std::mem::take(&mut self.on_recorded)
         } else {
@@ -614,13 +614,13 @@ impl Recording {
 struct DeliveryLookup {
     generation: OwnerGeneration,
     /// Taken when it is answered.
-    asked: Option<Box<Asked>>,
+    asked: Option<Box<CommandRequest>>,
     call: StoreCall,
     rows: Vec<DeliveryRow>,
 }
 
 impl DeliveryLookup {
-    fn new(generation: OwnerGeneration, asked: Box<Asked>) -> DeliveryLookup {
+    fn new(generation: OwnerGeneration, asked: Box<CommandRequest>) -> DeliveryLookup {
         let call = match &asked.command {
             Command::CancelDelivery { delivery, .. } | Command::SendNow { delivery, .. } => StoreCall::Delivery(*delivery),
             Command::CancelEvent { tenant, event, .. } => StoreCall::Deliveries(DeliveryQuery {

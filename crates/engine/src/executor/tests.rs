@@ -8,7 +8,7 @@ use posthaste_core::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId};
 use posthaste_core::scheduler::{Class, Seq, Want};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Trigger;
-use posthaste_store::{AttemptRecord, BodyError, DeliveryRow, Error, Record, Recorded, RecordedAs, Swept, WindowRows};
+use posthaste_store::{AttemptRecord, BodyError, DeliveryChange, DeliveryRow, Error, Record, RecordResult, SweepPage, WindowRows};
 
 use super::*;
 use crate::owner::{OnRecorded, PendingSend};
@@ -75,21 +75,21 @@ fn one_unreadable_endpoint_is_found_and_its_neighbours_are_taken_up() {
     assert!(run.is_done);
     assert!(run.delays.is_empty(), "nobody waits for it");
     assert!(run.calls.len() <= 35, "halves, and not one by one: {}", run.calls.len());
-    let (mut unreadable, mut taken_up) = (Vec::new(), Vec::new());
+    let (mut unreadable, mut bundle) = (Vec::new(), Vec::new());
     for input in run.inputs {
         match input {
             Input::EndpointUnreadable { generation: 1, endpoint, cause } => {
                 assert_eq!(cause, "stored endpoint is not readable");
                 unreadable.push(endpoint);
             }
-            Input::EndpointsLoaded { generation: 1, asked, .. } => taken_up.extend(asked),
+            Input::EndpointsLoaded { generation: 1, asked, .. } => bundle.extend(asked),
             input => panic!("{input:?}"),
         }
     }
     unreadable.sort_unstable();
-    taken_up.sort_unstable();
+    bundle.sort_unstable();
     assert_eq!(unreadable, culprits);
-    assert_eq!(taken_up, endpoints.into_iter().filter(|one| !culprits.contains(one)).collect::<Vec<_>>());
+    assert_eq!(bundle, endpoints.into_iter().filter(|one| !culprits.contains(one)).collect::<Vec<_>>());
 }
 
 #[test]
@@ -136,13 +136,13 @@ fn a_store_that_is_away_is_asked_again_and_nobody_is_blamed_for_it() {
     assert!(run.is_done);
     let millis: Vec<u128> = run.delays.iter().map(Duration::as_millis).collect();
     assert_eq!(millis, [50, 100, 200, 400, 800, 1000, 1000, 1000, 1000, 1000]);
-    let mut taken_up = Vec::new();
+    let mut bundle = Vec::new();
     for input in run.inputs {
         let Input::EndpointsLoaded { asked, .. } = input else { panic!("{input:?}") };
-        taken_up.extend(asked);
+        bundle.extend(asked);
     }
-    taken_up.sort_unstable();
-    assert_eq!(taken_up, endpoints);
+    bundle.sort_unstable();
+    assert_eq!(bundle, endpoints);
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn attempt(seq: Seq) -> (Record, OnRecorded) {
         endpoint_version: Some(1),
     };
     let state = State::Delivered { at: Timestamp::from_millis(0) };
-    let recorded = Recorded::Attempt { seq, attempt: Box::new(attempt), state };
+    let recorded = DeliveryChange::Attempt { seq, attempt: Box::new(attempt), state };
     let record = Record { partition: 1, epoch: 1, endpoint: endpoint(1), recorded, lane: None, disables_endpoint: None };
     let delivery = DeliveryId::from_bytes([u8::try_from(seq).unwrap(); 16]);
     (record, OnRecorded::AttemptEnded { endpoint: endpoint(1), delivery, note: None, noticed: vec![] })
@@ -209,7 +209,7 @@ fn record(seqs: impl Iterator<Item = Seq>) -> Effect {
 fn a_record_that_cannot_be_written_does_not_hold_up_the_others() {
     let run = run(record(1..=20), |call| match call {
         StoreCall::Record(records) if records.iter().any(|record| record.seq() == Some(7)) => Err(corrupt()),
-        StoreCall::Record(records) => Ok(StoreReply::Record(vec![RecordedAs::Done; records.len()])),
+        StoreCall::Record(records) => Ok(StoreReply::Record(vec![RecordResult::Done; records.len()])),
         call => panic!("{call:?}"),
     });
     assert_eq!(run.delays, [UNREADABLE_RETRY], "and is tried again");
@@ -229,18 +229,18 @@ fn a_record_that_cannot_be_written_does_not_hold_up_the_others() {
 
 #[test]
 fn a_record_whose_answer_was_lost_counts_if_the_store_has_it() {
-    for lost in [|| CallFailure::Store(Error::Unknown), || CallFailure::Panicked] {
+    for lost in [|| CallFailure::Store(Error::CommitInDoubt), || CallFailure::Panicked] {
         let mut tries = 0;
         let run = run(record(1..=3), |call| match call {
             StoreCall::Record(_) => {
                 tries += 1;
                 // The first try has written 1 and 2; somebody else has recorded 3.
-                if tries == 1 { Err(lost()) } else { Ok(StoreReply::Record(vec![RecordedAs::MovedOn; 3])) }
+                if tries == 1 { Err(lost()) } else { Ok(StoreReply::Record(vec![RecordResult::MovedOn; 3])) }
             }
             StoreCall::DeliveriesAt(rows) => Ok(StoreReply::DeliveriesAt(rows.iter().map(|seq| delivery_row(*seq)).collect())),
             StoreCall::Attempts(delivery) => {
                 let (mine, _) = attempt(Seq::from(delivery.to_bytes()[0]));
-                let Recorded::Attempt { attempt, .. } = mine.recorded else { panic!("it is one") };
+                let DeliveryChange::Attempt { attempt, .. } = mine.recorded else { panic!("it is one") };
                 let other = AttemptRecord { id: AttemptId::from_bytes([99; 16]), ..*attempt.clone() };
                 Ok(StoreReply::Attempts(vec![if delivery.to_bytes()[0] == 3 { other } else { *attempt }]))
             }
@@ -248,7 +248,7 @@ fn a_record_whose_answer_was_lost_counts_if_the_store_has_it() {
         });
         assert!(run.is_done);
         let [Input::Recorded { results, .. }] = &run.inputs[..] else { panic!("{:?}", run.inputs) };
-        assert_eq!(results, &[RecordedAs::Done, RecordedAs::Done, RecordedAs::MovedOn]);
+        assert_eq!(results, &[RecordResult::Done, RecordResult::Done, RecordResult::MovedOn]);
     }
 }
 
@@ -258,11 +258,11 @@ fn a_refusal_is_believed_if_no_answer_was_lost() {
     let run = run(record(1..=2), |call| match call {
         StoreCall::Record(_) => {
             tries += 1;
-            if tries == 1 { Err(unavailable()) } else { Ok(StoreReply::Record(vec![RecordedAs::NotOwner; 2])) }
+            if tries == 1 { Err(unavailable()) } else { Ok(StoreReply::Record(vec![RecordResult::NotOwner; 2])) }
         }
         call => panic!("nothing is in doubt: {call:?}"),
     });
-    assert!(matches!(&run.inputs[..], [Input::Recorded { results, .. }] if results == &[RecordedAs::NotOwner; 2]));
+    assert!(matches!(&run.inputs[..], [Input::Recorded { results, .. }] if results == &[RecordResult::NotOwner; 2]));
     assert_eq!(run.calls.len(), 2, "a write is not split because the store is away");
 }
 
@@ -276,7 +276,7 @@ fn a_gap_is_scanned_page_by_page_and_goes_on_where_it_failed() {
             return Err(unavailable());
         }
         let next = (*after < 700).then_some(after + 100);
-        Ok(StoreReply::Sweep(Swept { endpoints: vec![endpoint(1)], highest: 720, next }))
+        Ok(StoreReply::Sweep(SweepPage { endpoints: vec![endpoint(1)], highest: 720, next }))
     });
     assert_eq!(asked, [500, 600, 600, 700], "not from the beginning");
     assert_eq!(run.inputs.iter().filter(|input| matches!(input, Input::Work(_))).count(), 3);

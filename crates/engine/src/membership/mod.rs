@@ -113,9 +113,9 @@ impl Membership {
             None => {}
             Some(MembershipNews::Owns(claimed)) => {
                 tracing::info!(partitions = claimed.partitions.len(), "partitions_owned");
-                let leave_alone = claimed.leave_alone.clone();
+                let in_flight_elsewhere = claimed.in_flight_elsewhere.clone();
                 let _ = self.inbox.send(Input::PartitionsClaimed(claimed));
-                self.handed_over.add(&leave_alone);
+                self.handed_over.add(&in_flight_elsewhere);
             }
             Some(MembershipNews::Ended(ended)) => {
                 match ended {

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use posthaste_core::id::{EndpointId, TenantId};
 use posthaste_core::time::Timestamp;
-use posthaste_store::{Commanded, RecordedAs};
+use posthaste_store::{CommandOutcome, RecordResult};
 use tokio::sync::oneshot;
 
 use super::commands::Waiter;
@@ -60,9 +60,9 @@ impl Owner {
     }
 
     /// Reads these again, and answers once that is done.
-    pub(super) fn apply(&mut self, now: Timestamp, endpoints: Vec<EndpointId>, answer: oneshot::Sender<Commanded>) {
+    pub(super) fn apply(&mut self, now: Timestamp, endpoints: Vec<EndpointId>, answer: oneshot::Sender<CommandOutcome>) {
         if endpoints.is_empty() {
-            let _ = answer.send(Commanded::Done);
+            let _ = answer.send(CommandOutcome::Done);
             return;
         }
         self.last_waiter_id += 1;
@@ -83,7 +83,7 @@ impl Owner {
         for endpoint in endpoints {
             let (last_waiter_id, is_wanted) = self.applying.end(*endpoint);
             for waiter_id in last_waiter_id {
-                self.answer(waiter_id, RecordedAs::Done);
+                self.answer(waiter_id, RecordResult::Done);
             }
             if is_wanted {
                 self.request_load(*endpoint);

@@ -8,7 +8,9 @@ use posthaste_core::id::{DeliveryId, EndpointId};
 use posthaste_core::plant::{self, Plant};
 use posthaste_core::scheduler::{Backlog, Seq};
 use posthaste_core::time::Timestamp;
-use posthaste_store::{Asked, Audit, Command, Commanded, DeliveryRow, Overdue, OverdueReason, Partition, Recorded, RecordedAs};
+use posthaste_store::{
+    Audit, Command, CommandOutcome, CommandRequest, DeliveryChange, DeliveryRow, Overdue, OverdueReason, Partition, RecordResult,
+};
 use tokio::sync::oneshot;
 
 use super::{Effect, OnRecorded, Owner, SendRef, SendRequest, WaiterId};
@@ -18,11 +20,11 @@ use crate::bodies::weight;
 pub(super) struct Waiter {
     pub(super) left: usize,
     pub(super) is_any_done: bool,
-    pub(super) answer: oneshot::Sender<Commanded>,
+    pub(super) answer: oneshot::Sender<CommandOutcome>,
 }
 
 impl Owner {
-    pub(super) fn command_received(&mut self, now: Timestamp, asked: Asked) {
+    pub(super) fn command_received(&mut self, now: Timestamp, asked: CommandRequest) {
         if !self.epochs.contains_key(&asked.partition) || self.is_stopping {
             // Dropped: whoever asked hears that it was not done.
             return;
@@ -46,8 +48,8 @@ impl Owner {
         }
     }
 
-    pub(super) fn deliveries_found(&mut self, now: Timestamp, asked: Asked, rows: &[DeliveryRow]) {
-        let Asked { command, answer, .. } = asked;
+    pub(super) fn deliveries_found(&mut self, now: Timestamp, asked: CommandRequest, rows: &[DeliveryRow]) {
+        let CommandRequest { command, answer, .. } = asked;
         let (state, audit) = match command {
             Command::CancelDelivery { audit, .. } | Command::CancelEvent { audit, .. } => {
                 (State::Cancelled { at: now, reason: CancelReason::Requested }, audit)
@@ -61,12 +63,12 @@ impl Owner {
         }
         let waits = |row: &&DeliveryRow| matches!(row.state, State::Waiting { .. });
         let refusal = if rows.is_empty() {
-            Some(Commanded::NotFound)
+            Some(CommandOutcome::NotFound)
         } else if rows.iter().any(|row| self.scheduler.is_in_flight(row.endpoint, row.id) || self.withdrawn.contains_key(&row.seq))
         {
-            Some(Commanded::InFlight)
+            Some(CommandOutcome::InFlight)
         } else if rows.iter().filter(waits).count() == 0 {
-            Some(Commanded::HasEnded)
+            Some(CommandOutcome::HasEnded)
         } else {
             None
         };
@@ -83,7 +85,7 @@ impl Owner {
             // One entry in the audit log for what was one wish.
             self.withdraw(row.partition, row.endpoint, row.id, row.seq, state, audit.take(), Some(waiter_id));
             if plant::is(Plant::CancelAnsweredEarly) {
-                self.answer(waiter_id, RecordedAs::Done);
+                self.answer(waiter_id, RecordResult::Done);
             }
         }
     }
@@ -110,17 +112,17 @@ impl Owner {
             self.bodies.take(seq);
         }
         let note = self.note_of_end(endpoint, state);
-        let recorded = Recorded::Moved { seq, state, audit: audit.map(Box::new) };
+        let recorded = DeliveryChange::Moved { seq, state, audit: audit.map(Box::new) };
         let after = OnRecorded::Withdrawn { endpoint, delivery, seq, still_waits, waiter_id, note };
         self.record_in(partition, endpoint, recorded, None, None, after);
     }
 
-    pub(super) fn answer(&mut self, waiter_id: WaiterId, result: RecordedAs) {
+    pub(super) fn answer(&mut self, waiter_id: WaiterId, result: RecordResult) {
         let Some(waiter) = self.waiters.get_mut(&waiter_id) else { return };
         match result {
-            RecordedAs::Done => waiter.is_any_done = true,
-            RecordedAs::MovedOn => {}
-            RecordedAs::NotOwner => {
+            RecordResult::Done => waiter.is_any_done = true,
+            RecordResult::MovedOn => {}
+            RecordResult::NotOwner => {
                 // Dropped: whoever asked hears that it was not done.
                 self.waiters.remove(&waiter_id);
                 return;
@@ -129,14 +131,20 @@ impl Owner {
         waiter.left -= 1;
         if waiter.left == 0 {
             let Waiter { is_any_done, answer, .. } = self.waiters.remove(&waiter_id).expect("just found");
-            let _ = answer.send(if is_any_done { Commanded::Done } else { Commanded::HasEnded });
+            let _ = answer.send(if is_any_done { CommandOutcome::Done } else { CommandOutcome::HasEnded });
         }
     }
 
-    pub(super) fn test(&mut self, now: Timestamp, endpoint: EndpointId, event: Arc<Event>, answer: oneshot::Sender<Commanded>) {
+    pub(super) fn test(
+        &mut self,
+        now: Timestamp,
+        endpoint: EndpointId,
+        event: Arc<Event>,
+        answer: oneshot::Sender<CommandOutcome>,
+    ) {
         let known = self.endpoints.get_mut(&endpoint).expect("a lane is of a known endpoint");
         if known.target.stored.deleted_at.is_some() {
-            let _ = answer.send(Commanded::NotFound);
+            let _ = answer.send(CommandOutcome::NotFound);
             return;
         }
         let again_at = known.tested_at.map(|tested_at| tested_at + self.options.test_send_pause);
@@ -145,7 +153,7 @@ impl Owner {
             None => self.scheduler.start_test_send(now, endpoint),
         };
         if let Err(not_before) = started {
-            let _ = answer.send(Commanded::NotBefore(not_before));
+            let _ = answer.send(CommandOutcome::NotBefore(not_before));
             return;
         }
         known.tested_at = Some(now);

@@ -12,8 +12,8 @@ use posthaste_core::timeout::Trigger;
 use posthaste_core::trace::Trace;
 use posthaste_metrics::Note;
 use posthaste_store::{
-    Asked, AttemptRecord, Body, Claimed, Counts, DeliveryRow, Epoch, Fed, HandedOver, LaneShown, Overdue, Partition, Record,
-    RecordedAs, StatisticsStep, TakenUp, WindowRows,
+    AttemptRecord, Body, Claimed, CommandRequest, CommittedDelivery, Counts, DeliveryRow, EndpointBundle, Epoch, HandedOver,
+    LaneSnapshot, Overdue, Partition, Record, RecordResult, StatisticsStep, WindowRows,
 };
 
 use crate::Target;
@@ -38,7 +38,7 @@ pub enum Input {
     /// Endpoints that have something unfinished, or may have.
     Work(Vec<EndpointId>),
     /// Rows of our own commits.
-    Committed(Vec<Fed>),
+    Committed(Vec<CommittedDelivery>),
     /// The feed of our own commits dropped rows, all of them before those of the next [`Input::Committed`].
     FeedOverflowed,
     /// A scan for rows that the feed dropped has seen every row up to this one.
@@ -49,7 +49,7 @@ pub enum Input {
     EndpointsLoaded {
         generation: OwnerGeneration,
         asked: Vec<EndpointId>,
-        found: Vec<TakenUp>,
+        found: Vec<EndpointBundle>,
     },
     /// What is stored about an endpoint cannot be read.
     EndpointUnreadable {
@@ -81,7 +81,7 @@ pub enum Input {
     Recorded {
         generation: OwnerGeneration,
         on_recorded: Vec<OnRecorded>,
-        results: Vec<RecordedAs>,
+        results: Vec<RecordResult>,
     },
     /// What people have said has changed somewhere.
     ConfigurationChanged,
@@ -97,11 +97,11 @@ pub enum Input {
     /// What waits and should not any more.
     Overdue(Vec<Overdue>),
     /// Somebody wants something.
-    Command(Asked),
+    Command(CommandRequest),
     /// What the database says of what somebody wants.
     DeliveriesFound {
         generation: OwnerGeneration,
-        asked: Box<Asked>,
+        asked: Box<CommandRequest>,
         rows: Vec<DeliveryRow>,
     },
     StatisticsRead {
@@ -152,7 +152,7 @@ pub enum Effect {
     },
     FindDeliveries {
         generation: OwnerGeneration,
-        asked: Box<Asked>,
+        asked: Box<CommandRequest>,
     },
     /// See what an endpoint's attempts were like, so that its timeout can be computed, or a shortening looked back at.
     ReadStatistics {
@@ -161,7 +161,7 @@ pub enum Effect {
         trigger: Option<Trigger>,
         shortened_at: Option<Timestamp>,
     },
-    PublishLanes(Vec<LaneShown>),
+    PublishLanes(Vec<LaneSnapshot>),
     /// Something that people should hear of, and that is on disk.
     Notify(Noticed),
     /// Write what is known of these lanes, and then give the partitions up.

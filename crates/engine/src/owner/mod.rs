@@ -27,7 +27,7 @@ use posthaste_core::plant::{self, Plant};
 use posthaste_core::scheduler::{Command, LaneSurvey, Scheduler, Seq, TokenWaits};
 use posthaste_core::time::Timestamp;
 use posthaste_metrics::Note;
-use posthaste_store::{Commanded, Epoch, LaneShown, LaneState, LeaveAlone, Partition, Record, Recorded};
+use posthaste_store::{CommandOutcome, DeliveryChange, Epoch, InFlightElsewhere, LaneSnapshot, LaneState, Partition, Record};
 use tokio::sync::oneshot;
 
 use crate::Options;
@@ -48,7 +48,7 @@ const AT_ONCE_MAX: usize = 256;
 const UNRECORDED_MAX: usize = 4096;
 
 /// An event that somebody wants to see arrive, and who.
-type PendingTest = (Arc<Event>, oneshot::Sender<Commanded>);
+type PendingTest = (Arc<Event>, oneshot::Sender<CommandOutcome>);
 
 #[derive(Debug)]
 pub struct Owner {
@@ -62,7 +62,7 @@ pub struct Owner {
     left_epochs: BTreeMap<Partition, Epoch>,
     /// Whose last owner has written down all that it knew.
     handed_over: BTreeSet<Partition>,
-    left_alone: HashMap<EndpointId, Vec<LeaveAlone>>,
+    in_flight_elsewhere: HashMap<EndpointId, Vec<InFlightElsewhere>>,
     endpoints: HashMap<EndpointId, EndpointState>,
     feed_gap: FeedGap,
     /// The highest of all lane states, those that were read and those that were made here. Never falls, so that a record that is
@@ -96,7 +96,7 @@ pub struct Owner {
     /// Somebody wants to send a test there as soon as it is known.
     tests: HashMap<EndpointId, Vec<PendingTest>>,
     /// Whoever waits for a test that is under way.
-    testers: HashMap<DeliveryId, oneshot::Sender<Commanded>>,
+    testers: HashMap<DeliveryId, oneshot::Sender<CommandOutcome>>,
     /// What has happened and is on disk, for whoever counts it.
     notes: Vec<Note>,
     /// Of requests that are on their way.
@@ -116,7 +116,7 @@ impl Owner {
             owned_since: BTreeMap::new(),
             left_epochs: BTreeMap::new(),
             handed_over: BTreeSet::new(),
-            left_alone: HashMap::new(),
+            in_flight_elsewhere: HashMap::new(),
             endpoints: HashMap::new(),
             feed_gap: FeedGap::default(),
             lane_version: 0,
@@ -285,21 +285,21 @@ impl Owner {
     /// What has changed of the lanes since this was last asked, for whoever explains holds.
     pub fn publish_changed_lanes(&mut self, now: Timestamp) {
         let changed = std::mem::take(&mut self.changed);
-        let lanes: Vec<LaneShown> = changed.into_iter().filter_map(|endpoint| self.lane_snapshot(now, endpoint)).collect();
+        let lanes: Vec<LaneSnapshot> = changed.into_iter().filter_map(|endpoint| self.lane_snapshot(now, endpoint)).collect();
         if !lanes.is_empty() {
             self.effects.push(Effect::PublishLanes(lanes));
         }
     }
 
     /// What is shown of one lane; `None` of one that is not known here.
-    pub fn lane_snapshot(&self, now: Timestamp, endpoint: EndpointId) -> Option<LaneShown> {
+    pub fn lane_snapshot(&self, now: Timestamp, endpoint: EndpointId) -> Option<LaneSnapshot> {
         let blocked = self.unreadable.get(&endpoint).map(|unreadable| unreadable.cause.clone());
         let Some(known) = self.endpoints.get(&endpoint) else {
-            return Some(LaneShown { blocked: Some(blocked?), ..LaneShown::unknown(endpoint, now) });
+            return Some(LaneSnapshot { blocked: Some(blocked?), ..LaneSnapshot::unknown(endpoint, now) });
         };
         let blocked = blocked.or_else(|| self.blocked.cause(endpoint));
         let facts = self.scheduler.facts(now, endpoint);
-        Some(LaneShown {
+        Some(LaneSnapshot {
             endpoint,
             at: now,
             memory: self.scheduler.memory(endpoint).unwrap_or_default(),
@@ -369,7 +369,7 @@ impl Owner {
                 partition: known.partition,
                 epoch: *self.epochs.get(&known.partition)?,
                 endpoint: *endpoint,
-                recorded: Recorded::Nothing,
+                recorded: DeliveryChange::Nothing,
                 lane: Some(LaneState { memory, timeout: known.timeout, version }),
                 disables_endpoint: None,
             })

@@ -10,7 +10,10 @@ use posthaste_core::plant::{self, Plant};
 use posthaste_core::scheduler::{Backlog, LaneConfig, LaneMemory, Seq, Want};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::{Adaptive, Mode};
-use posthaste_store::{Claimed, Commanded, Epoch, Fed, HandedOver, LaneState, Partition, Record, Recorded, TakenUp, WindowRows};
+use posthaste_store::{
+    Claimed, CommandOutcome, CommittedDelivery, DeliveryChange, EndpointBundle, Epoch, HandedOver, LaneState, Partition, Record,
+    WindowRows,
+};
 
 use super::timeouts::{DAY, HOUR};
 use super::{Effect, Owner};
@@ -63,9 +66,9 @@ const AHEAD_MAX: usize = 65_536;
 impl Owner {
     pub(super) fn partitions_claimed(&mut self, now: Timestamp, claimed: Claimed) {
         // A claim names all of them, so that what an earlier one has named and this does not has been recorded since.
-        self.left_alone.clear();
-        for left in claimed.leave_alone {
-            self.left_alone.entry(left.endpoint).or_default().push(left);
+        self.in_flight_elsewhere.clear();
+        for left in claimed.in_flight_elsewhere {
+            self.in_flight_elsewhere.entry(left.endpoint).or_default().push(left);
         }
         // A claim may have looked before what was given up was gone: under that epoch it is not ours again.
         let is_left = |partition: &Partition, epoch: &Epoch| self.left_epochs.get(partition) == Some(epoch);
@@ -133,7 +136,7 @@ impl Owner {
                 partition: known.partition,
                 epoch: self.epochs[&known.partition],
                 endpoint,
-                recorded: Recorded::Nothing,
+                recorded: DeliveryChange::Nothing,
                 lane: Some(LaneState { memory, timeout: known.timeout, version }),
                 disables_endpoint: None,
             });
@@ -168,7 +171,7 @@ impl Owner {
 
     pub(super) fn recorded_elsewhere(&mut self, endpoint: EndpointId, delivery: DeliveryId) {
         // It may be heard of before the endpoint is known.
-        if let Some(left) = self.left_alone.get_mut(&endpoint) {
+        if let Some(left) = self.in_flight_elsewhere.get_mut(&endpoint) {
             left.retain(|left| left.delivery != delivery);
         }
         self.scheduler.recorded_elsewhere(endpoint, delivery);
@@ -225,7 +228,7 @@ impl Owner {
         }
     }
 
-    pub(super) fn delivery_committed(&mut self, now: Timestamp, row: Fed) {
+    pub(super) fn delivery_committed(&mut self, now: Timestamp, row: CommittedDelivery) {
         self.feed_gap.received(row.entry.seq);
         if !self.epochs.contains_key(&row.partition) {
             return;
@@ -279,18 +282,18 @@ impl Owner {
         }
     }
 
-    pub(super) fn endpoints_loaded(&mut self, now: Timestamp, asked: &[EndpointId], found: Vec<TakenUp>) {
+    pub(super) fn endpoints_loaded(&mut self, now: Timestamp, asked: &[EndpointId], found: Vec<EndpointBundle>) {
         self.load_finished(now, asked);
         self.mark_readable(asked);
-        let found_ids: HashSet<EndpointId> = found.iter().map(|taken_up| taken_up.endpoint.endpoint.id).collect();
+        let found_ids: HashSet<EndpointId> = found.iter().map(|bundle| bundle.endpoint.endpoint.id).collect();
         for endpoint in asked.iter().filter(|endpoint| !found_ids.contains(endpoint)) {
             for (_, answer) in self.tests.remove(endpoint).unwrap_or_default() {
-                let _ = answer.send(Commanded::NotFound);
+                let _ = answer.send(CommandOutcome::NotFound);
             }
         }
-        let tenants: BTreeSet<TenantId> = found.iter().map(|taken_up| taken_up.endpoint.endpoint.tenant.clone()).collect();
-        for taken_up in found {
-            self.take_over(now, taken_up);
+        let tenants: BTreeSet<TenantId> = found.iter().map(|bundle| bundle.endpoint.endpoint.tenant.clone()).collect();
+        for bundle in found {
+            self.take_over(now, bundle);
         }
         // What has changed while it was read is not in it.
         let tenants: Vec<TenantId> = tenants.into_iter().filter(|tenant| self.tenants.contains_key(tenant)).collect();
@@ -301,9 +304,9 @@ impl Owner {
         self.make_room(now);
     }
 
-    pub(super) fn take_over(&mut self, now: Timestamp, taken_up: TakenUp) {
-        let (config, mode) = lane_config(&self.options, &taken_up);
-        let TakenUp { endpoint: stored, tenant, lane } = taken_up;
+    pub(super) fn take_over(&mut self, now: Timestamp, bundle: EndpointBundle) {
+        let (config, mode) = lane_config(&self.options, &bundle);
+        let EndpointBundle { endpoint: stored, tenant, lane } = bundle;
         let (endpoint, partition) = (stored.endpoint.id, stored.partition);
         let Some(since) = self.owned_since(partition).filter(|_| self.epochs.contains_key(&partition)) else {
             // Given up meanwhile. Whoever waits for a test hears that it was not made.
@@ -397,10 +400,10 @@ impl Owner {
                 },
             );
         }
-        let left_alone = self.left_alone.remove(&endpoint).unwrap_or_default();
-        for left in left_alone.into_iter().filter(|left| now < left.until) {
+        let in_flight_elsewhere = self.in_flight_elsewhere.remove(&endpoint).unwrap_or_default();
+        for left in in_flight_elsewhere.into_iter().filter(|left| now < left.until) {
             self.ensure_lane(now, endpoint, Backlog::Unknown);
-            self.scheduler.leave_alone(endpoint, left.delivery, left.ordering_key, left.until);
+            self.scheduler.in_flight_elsewhere(endpoint, left.delivery, left.ordering_key, left.until);
         }
         for (event, answer) in self.tests.remove(&endpoint).unwrap_or_default() {
             self.test(now, endpoint, event, answer);

@@ -14,7 +14,7 @@ use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Mode;
 use posthaste_core::trace::TraceId;
 use posthaste_metrics::{Attempt, CircuitChange, EndpointStatus, Note};
-use posthaste_store::{AttemptRecord, Body, BodyError, Commanded, LaneState, Partition, Record, Recorded, RecordedAs};
+use posthaste_store::{AttemptRecord, Body, BodyError, CommandOutcome, DeliveryChange, LaneState, Partition, Record, RecordResult};
 
 use super::{Effect, OnRecorded, Owner, PendingSend, SendRef, SendRequest};
 use crate::bodies::weight;
@@ -65,18 +65,18 @@ impl Owner {
         known.written = memory;
         let lane = LaneState { memory, timeout: known.timeout, version };
         self.unsent.insert(wanted.delivery);
-        self.record(endpoint, Recorded::Nothing, Some(lane), None, OnRecorded::Probe(wanted));
+        self.record(endpoint, DeliveryChange::Nothing, Some(lane), None, OnRecorded::Probe(wanted));
     }
 
     /// The probe may go, if its lane is still ours.
-    fn probe_recorded(&mut self, now: Timestamp, wanted: PendingSend, result: RecordedAs) {
+    fn probe_recorded(&mut self, now: Timestamp, wanted: PendingSend, result: RecordResult) {
         if !self.unsent.remove(&wanted.delivery) {
             // Given up while that was written: the next owner sends it.
             return;
         }
         match result {
-            RecordedAs::Done | RecordedAs::MovedOn => self.find_body(wanted),
-            RecordedAs::NotOwner => {
+            RecordResult::Done | RecordResult::MovedOn => self.find_body(wanted),
+            RecordResult::NotOwner => {
                 let PendingSend { endpoint, delivery, .. } = wanted;
                 self.scheduler.unsendable(now, endpoint, delivery);
                 self.scheduler.ended(endpoint, delivery);
@@ -168,7 +168,7 @@ impl Owner {
     pub(super) fn move_in_flight(&mut self, endpoint: EndpointId, delivery: DeliveryId, seq: Seq, state: State) {
         let note = self.note_of_end(endpoint, state);
         let noticed = self.death(endpoint, state);
-        let recorded = Recorded::Moved { seq, state, audit: None };
+        let recorded = DeliveryChange::Moved { seq, state, audit: None };
         self.record(endpoint, recorded, None, None, OnRecorded::AttemptEnded { endpoint, delivery, note, noticed });
     }
 
@@ -203,7 +203,7 @@ impl Owner {
         if is_test {
             self.scheduler.finish_test_send(endpoint);
             if let Some(answer) = self.testers.remove(&delivery) {
-                let _ = answer.send(Commanded::Tested(attempt));
+                let _ = answer.send(CommandOutcome::Tested(attempt));
             }
             return;
         }
@@ -250,7 +250,7 @@ impl Owner {
             return;
         }
         let noticed = self.noticed(now, endpoint, &decision, failing);
-        let recorded = Recorded::Attempt { seq, attempt, state: decision.verdict.state(now) };
+        let recorded = DeliveryChange::Attempt { seq, attempt, state: decision.verdict.state(now) };
         let after = OnRecorded::AttemptEnded { endpoint, delivery, note, noticed };
         self.record(endpoint, recorded, lane, decision.disables_endpoint, after);
     }
@@ -280,7 +280,7 @@ impl Owner {
     pub(super) fn record(
         &mut self,
         endpoint: EndpointId,
-        recorded: Recorded,
+        recorded: DeliveryChange,
         lane: Option<LaneState>,
         disables_endpoint: Option<DisableReason>,
         on_recorded: OnRecorded,
@@ -293,7 +293,7 @@ impl Owner {
         &mut self,
         partition: Partition,
         endpoint: EndpointId,
-        recorded: Recorded,
+        recorded: DeliveryChange,
         lane: Option<LaneState>,
         disables_endpoint: Option<DisableReason>,
         on_recorded: OnRecorded,
@@ -305,7 +305,7 @@ impl Owner {
         self.on_recorded.push(on_recorded);
     }
 
-    pub(super) fn recorded(&mut self, now: Timestamp, on_recorded: Vec<OnRecorded>, results: &[RecordedAs]) {
+    pub(super) fn recorded(&mut self, now: Timestamp, on_recorded: Vec<OnRecorded>, results: &[RecordResult]) {
         self.unrecorded -= on_recorded.len();
         for (on_recorded, result) in on_recorded.into_iter().zip(results) {
             if plant::is(Plant::RecordAnswerDropped) {
@@ -313,11 +313,11 @@ impl Owner {
             }
             match on_recorded {
                 OnRecorded::AttemptEnded { endpoint, delivery, note, noticed } => {
-                    self.notes.extend(note.filter(|_| *result == RecordedAs::Done));
-                    if *result == RecordedAs::Done {
+                    self.notes.extend(note.filter(|_| *result == RecordResult::Done));
+                    if *result == RecordResult::Done {
                         self.effects.extend(noticed.into_iter().map(Effect::Notify));
                     }
-                    if *result == RecordedAs::NotOwner {
+                    if *result == RecordResult::NotOwner {
                         tracing::warn!(%delivery, "an attempt was not recorded: somebody else owns its delivery now");
                     }
                     self.scheduler.recorded(endpoint, delivery);
@@ -325,7 +325,7 @@ impl Owner {
                     self.changed.insert(endpoint);
                 }
                 OnRecorded::Withdrawn { endpoint, delivery, seq, still_waits, waiter_id, note } => {
-                    self.notes.extend(note.filter(|_| *result == RecordedAs::Done));
+                    self.notes.extend(note.filter(|_| *result == RecordResult::Done));
                     // A read that looked before the commit may bring it back: it is told apart from now on.
                     let _ = self.scheduler.withdraw(endpoint, delivery, seq);
                     let came_back = self.withdrawn.remove(&seq).unwrap_or_default();

@@ -7,7 +7,7 @@ use posthaste_core::id::{DeliveryId, EndpointId};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::{Adaptive, Evidence, Tally, Trigger};
 use posthaste_metrics::Note;
-use posthaste_store::{Counts, LaneState, Recorded};
+use posthaste_store::{Counts, DeliveryChange, LaneState};
 
 use super::ownership::EndpointState;
 use super::{Effect, ObservedAttempts, OnRecorded, Owner};
@@ -88,6 +88,6 @@ impl Owner {
         let timeout = known.timeout;
         let lane = Some(LaneState { memory, timeout, version: self.next_lane_version() });
         self.changed.insert(endpoint);
-        self.record(endpoint, Recorded::Nothing, lane, None, OnRecorded::Nothing);
+        self.record(endpoint, DeliveryChange::Nothing, lane, None, OnRecorded::Nothing);
     }
 }

@@ -13,7 +13,9 @@ use posthaste_engine::{
     CallFailure, Effect, Execution, HANDED_OVER_ASKED_EVERY, Input, Next, OnRecorded, PendingSend, Plan, Progress, StoreCall,
     StoreReply, plan,
 };
-use posthaste_store::{Epoch, Error, HandedOver, NodeId, Page, Partition, Record, Recorded, RecordedAs, TakenUp, WindowAsked};
+use posthaste_store::{
+    DeliveryChange, EndpointBundle, Epoch, Error, HandedOver, NodeId, Page, Partition, Record, RecordResult, WindowRequest,
+};
 use rand::RngExt;
 use tokio::sync::mpsc::unbounded_channel;
 
@@ -104,7 +106,7 @@ impl World {
                 }
             }
             Input::EndpointsLoaded { found, .. } => {
-                for TakenUp { endpoint, .. } in found {
+                for EndpointBundle { endpoint, .. } in found {
                     let limit = match endpoint.endpoint.policies.rate_limit {
                         Override::Set(limit) => Some(limit),
                         Override::Inherit | Override::Lift => None,
@@ -120,7 +122,7 @@ impl World {
                 for (wanted, result) in
                     on_recorded.iter().zip(results).filter_map(|(on_recorded, result)| Some((probe(on_recorded)?, result)))
                 {
-                    if *result != RecordedAs::NotOwner {
+                    if *result != RecordResult::NotOwner {
                         probes.push(wanted.delivery);
                     } else if let Some(hit) = self.pending_sends.remove(&(member, wanted.delivery)) {
                         self.in_flight.remove(&hit);
@@ -267,7 +269,7 @@ impl World {
     /// Mostly at once; now and then a busy store takes its time.
     fn store_takes(&mut self, call: &StoreCall) -> Duration {
         let most = if self.random.random_range(0..100u32) == 0 { 300 } else { 5 };
-        let is_asked = |record: &Record| matches!(&record.recorded, Recorded::Moved { audit: Some(_), .. });
+        let is_asked = |record: &Record| matches!(&record.recorded, DeliveryChange::Moved { audit: Some(_), .. });
         // What comes in between is what can go wrong with a wish.
         let is_wish = matches!(call, StoreCall::Record(records) if records.iter().any(is_asked));
         let more = if is_wish && self.random.random_range(0..3u32) == 0 { 400 } else { 0 };
@@ -293,10 +295,10 @@ impl World {
         let is_lost = matches!(call, StoreCall::HandOver { .. }) && !self.is_healed && self.random.random_range(0..3u32) == 0;
         let result = match self.random.random_range(0..900u32) {
             _ if is_out => Err(CallFailure::Store(Error::Unavailable("the store is away".into()))),
-            _ if is_lost => self.reply(writer, call)?.and(Err(CallFailure::Store(Error::Unknown))),
+            _ if is_lost => self.reply(writer, call)?.and(Err(CallFailure::Store(Error::CommitInDoubt))),
             0 if !self.is_healed => Err(CallFailure::Store(Error::Unavailable("the store is busy".into()))),
             // It was written, and nobody hears of it.
-            1 if !self.is_healed => self.reply(writer, call)?.and(Err(CallFailure::Store(Error::Unknown))),
+            1 if !self.is_healed => self.reply(writer, call)?.and(Err(CallFailure::Store(Error::CommitInDoubt))),
             2 if !self.is_healed => self.reply(writer, call)?.and(Err(CallFailure::Panicked)),
             3 if !self.is_healed => Err(CallFailure::Panicked),
             _ => self.reply(writer, call)?,
@@ -304,7 +306,7 @@ impl World {
         if let Err(failure) = &result {
             let name = match failure {
                 CallFailure::Store(Error::Unavailable(_)) => "store unavailable",
-                CallFailure::Store(Error::Unknown) => "answer of the store lost",
+                CallFailure::Store(Error::CommitInDoubt) => "answer of the store lost",
                 CallFailure::Store(Error::Corrupt { .. }) => "unreadable",
                 CallFailure::Store(Error::Overloaded { .. } | Error::Unusable(_) | Error::TooNew) => "refused",
                 CallFailure::Panicked => "call panicked",
@@ -335,12 +337,13 @@ impl World {
                 if endpoints.iter().any(|endpoint| self.endpoints[endpoint_number(*endpoint)].is_unreadable) {
                     return Ok(Err(CallFailure::Store(Error::Corrupt { what: "endpoint" })));
                 }
-                let take_up = |id: &EndpointId| self.store.take_up(endpoint_number(*id), &self.endpoints, &self.tenants);
-                StoreReply::LoadEndpoints(endpoints.iter().map(take_up).collect())
+                let load_endpoints =
+                    |id: &EndpointId| self.store.load_endpoints(endpoint_number(*id), &self.endpoints, &self.tenants);
+                StoreReply::LoadEndpoints(endpoints.iter().map(load_endpoints).collect())
             }
             StoreCall::Windows(asked) => {
                 let window =
-                    |WindowAsked { endpoint, want, limit }| self.store.window(writer.0, endpoint_number(endpoint), &want, limit);
+                    |WindowRequest { endpoint, want, limit }| self.store.window(writer.0, endpoint_number(endpoint), &want, limit);
                 StoreReply::Windows(asked.into_iter().map(window).collect())
             }
             StoreCall::Bodies(seqs) => StoreReply::Bodies(self.store.bodies(seqs.into_iter())),
@@ -386,7 +389,7 @@ impl World {
 
     /// An owner has decided what an answer means.
     pub(super) fn decided(&mut self, member: Member, record: &Record) -> Result<(), Violation> {
-        let Recorded::Attempt { seq, attempt, state } = &record.recorded else { return Ok(()) };
+        let DeliveryChange::Attempt { seq, attempt, state } = &record.recorded else { return Ok(()) };
         let delivery = self.store.rows[row_number(*seq)].delivery;
         let Some(hit) = self.answered.remove(&(member, delivery)) else {
             let what = format!("{delivery} at {}: an attempt is written down that was never made", self.now.to_rfc3339());
@@ -398,7 +401,7 @@ impl World {
         verdict
     }
 
-    fn commit_records(&mut self, writer: Member, records: &[Record]) -> Result<Vec<RecordedAs>, Violation> {
+    fn commit_records(&mut self, writer: Member, records: &[Record]) -> Result<Vec<RecordResult>, Violation> {
         let mut results = Vec::new();
         for record in records {
             results.push(self.commit_record(writer, record)?);
@@ -406,7 +409,7 @@ impl World {
         Ok(results)
     }
 
-    fn commit_record(&mut self, writer: Member, record: &Record) -> Result<RecordedAs, Violation> {
+    fn commit_record(&mut self, writer: Member, record: &Record) -> Result<RecordResult, Violation> {
         let endpoint = endpoint_number(record.endpoint);
         let timeout = |world: &World| {
             let lane = world.store.lanes.get(&endpoint);
@@ -425,8 +428,8 @@ impl World {
             return Err(Violation { promise: "I31", what });
         }
         let seq = match &record.recorded {
-            Recorded::Attempt { seq, .. } | Recorded::Moved { seq, .. } => Some(*seq),
-            Recorded::Nothing => None,
+            DeliveryChange::Attempt { seq, .. } | DeliveryChange::Moved { seq, .. } => Some(*seq),
+            DeliveryChange::Nothing => None,
         };
         if let Some(number) = seq.map(row_number) {
             self.note_record(writer, number, record, committed.result, committed.is_late)?;
@@ -451,19 +454,19 @@ impl World {
         writer: Member,
         number: usize,
         record: &Record,
-        result: RecordedAs,
+        result: RecordResult,
         is_late: bool,
     ) -> Result<(), Violation> {
         if self.unrecorded.get(&number) == Some(&writer) {
             self.unrecorded.remove(&number);
         }
         match result {
-            RecordedAs::Done => {}
-            RecordedAs::NotOwner => {
+            RecordResult::Done => {}
+            RecordResult::NotOwner => {
                 self.visit("fault", "record under an old epoch");
                 return Ok(());
             }
-            RecordedAs::MovedOn => {
+            RecordResult::MovedOn => {
                 self.visit("fault", "record of what has moved on");
                 return Ok(());
             }
@@ -472,7 +475,7 @@ impl World {
         self.visit("edge", &format!("waiting to {}", state_name(state)));
         self.trace(2, number as u64);
         match &record.recorded {
-            Recorded::Attempt { attempt, .. } if !is_late => {
+            DeliveryChange::Attempt { attempt, .. } if !is_late => {
                 let endpoint = endpoint_number(record.endpoint);
                 let stored = self.store.lanes.get(&endpoint);
                 // Something later may have been written before this.
@@ -482,8 +485,8 @@ impl World {
                     self.checker.recorded(number, attempt.number, stored.memory.breaker, self.now)?;
                 }
             }
-            Recorded::Moved { state: State::Waiting { .. }, .. } => self.checker.hurried(number),
-            Recorded::Attempt { .. } | Recorded::Moved { .. } | Recorded::Nothing => {}
+            DeliveryChange::Moved { state: State::Waiting { .. }, .. } => self.checker.hurried(number),
+            DeliveryChange::Attempt { .. } | DeliveryChange::Moved { .. } | DeliveryChange::Nothing => {}
         }
         if is_late {
             // The new owner asks.

@@ -126,10 +126,10 @@ impl World {
         match news {
             None => {}
             Some(MembershipNews::Owns(claimed)) => {
-                let leave_alone = claimed.leave_alone.clone();
+                let in_flight_elsewhere = claimed.in_flight_elsewhere.clone();
                 self.deliver(node, Input::PartitionsClaimed(claimed))?;
-                self.nodes[node].handed_over.add(&leave_alone);
-                if !leave_alone.is_empty() && !self.nodes[node].asks_soon {
+                self.nodes[node].handed_over.add(&in_flight_elsewhere);
+                if !in_flight_elsewhere.is_empty() && !self.nodes[node].asks_soon {
                     self.nodes[node].asks_soon = true;
                     self.later(Duration::ZERO, Step::AskHandedOver { node, incarnation });
                 }

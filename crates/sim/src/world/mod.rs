@@ -288,9 +288,9 @@ enum Step {
     SendNow,
     TestSend,
     Erase,
-    Asked {
+    CommandRequest {
         question: Box<Question>,
-        asked: Box<posthaste_store::Asked>,
+        asked: Box<posthaste_store::CommandRequest>,
     },
     Crash,
     /// The store sees a call of a node's membership.
@@ -682,7 +682,7 @@ impl World {
             Step::SendNow => self.send_now(),
             Step::TestSend => self.test_send(),
             Step::Erase => self.erase(),
-            Step::Asked { question, asked } => self.asked(*question, *asked)?,
+            Step::CommandRequest { question, asked } => self.asked(*question, *asked)?,
             Step::Crash => self.crash(),
             Step::MemberCalls { node, incarnation, asked_at, call } => self.member_calls(node, incarnation, asked_at, *call),
             Step::MemberReply { node, incarnation, asked_at, reply } => self.member_hears(node, incarnation, asked_at, *reply)?,

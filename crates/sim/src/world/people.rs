@@ -16,7 +16,7 @@ use posthaste_core::scheduler::{Class, Entry};
 use posthaste_core::text::{Labels, OrderingKey};
 use posthaste_core::time::Timestamp;
 use posthaste_engine::Input;
-use posthaste_store::{Asked, Audit, COMMAND_MAX, Command, Commanded, Fed};
+use posthaste_store::{Audit, COMMAND_MAX, Command, CommandOutcome, CommandRequest, CommittedDelivery};
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use tokio::sync::oneshot::{self, error::TryRecvError};
@@ -59,7 +59,7 @@ pub(super) struct Question {
     endpoint: usize,
     asked_at: Timestamp,
     pub(super) rows: Vec<usize>,
-    answer: oneshot::Receiver<Commanded>,
+    answer: oneshot::Receiver<CommandOutcome>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -251,7 +251,7 @@ impl World {
         let fed = |(number, entry): (usize, Entry)| {
             let row = &self.store.rows[number];
             let endpoint = &self.endpoints[row.endpoint];
-            Fed {
+            CommittedDelivery {
                 endpoint: endpoint.id,
                 tenant: self.tenants[endpoint.tenant].id.clone(),
                 partition: row.partition,
@@ -259,7 +259,7 @@ impl World {
                 event: Arc::clone(&row.event),
             }
         };
-        let fed: Vec<Fed> = entries.into_iter().map(fed).collect();
+        let fed: Vec<CommittedDelivery> = entries.into_iter().map(fed).collect();
         self.deliver(node, Input::Committed(fed))
     }
 
@@ -378,12 +378,12 @@ impl World {
         let partition = self.tenants[self.endpoints[endpoint].tenant].partition;
         let question = Box::new(Question { wish, endpoint, asked_at: self.now, rows, answer });
         let delay = self.soon(5);
-        let asked = Box::new(Asked { command, partition, answer: sender });
-        self.later(delay, Step::Asked { question, asked });
+        let asked = Box::new(CommandRequest { command, partition, answer: sender });
+        self.later(delay, Step::CommandRequest { question, asked });
     }
 
     /// The owner is asked, if there is one. What nobody takes in time is withdrawn.
-    pub(super) fn asked(&mut self, question: Question, asked: Asked) -> Result<(), Violation> {
+    pub(super) fn asked(&mut self, question: Question, asked: CommandRequest) -> Result<(), Violation> {
         let Some((node, _)) = self.owner_of(question.endpoint) else { return Ok(()) };
         if self.now.since(question.asked_at) > COMMAND_MAX {
             self.visit("edge", "a question that nobody took");
@@ -391,7 +391,7 @@ impl World {
         }
         if let Some(thaw) = self.nodes[node].frozen_until {
             let after = thaw.since(self.real);
-            self.later(after, Step::Asked { question: Box::new(question), asked: Box::new(asked) });
+            self.later(after, Step::CommandRequest { question: Box::new(question), asked: Box::new(asked) });
             return Ok(());
         }
         self.questions.push(question);
@@ -413,7 +413,7 @@ impl World {
         Ok(())
     }
 
-    fn judge_answer(&mut self, question: &Question, answer: &Commanded) -> Result<(), Violation> {
+    fn judge_answer(&mut self, question: &Question, answer: &CommandOutcome) -> Result<(), Violation> {
         let now = self.now;
         let fail = |what: &str| {
             let what =
@@ -422,7 +422,7 @@ impl World {
         };
         let still_wait = question.rows.iter().any(|row| self.store.rows[*row].due().is_some());
         match (question.wish, answer) {
-            (Wish::Cancel, Commanded::Done) => {
+            (Wish::Cancel, CommandOutcome::Done) => {
                 if still_wait {
                     return fail("it still waits");
                 }
@@ -434,29 +434,33 @@ impl World {
                 let name = if question.rows.len() == 1 { "cancelled by request" } else { "event cancelled by request" };
                 self.visit("edge", name);
             }
-            (Wish::SendNow, Commanded::Done) => self.visit("edge", "made due by request"),
-            (Wish::Cancel | Wish::SendNow, Commanded::HasEnded) => {
+            (Wish::SendNow, CommandOutcome::Done) => self.visit("edge", "made due by request"),
+            (Wish::Cancel | Wish::SendNow, CommandOutcome::HasEnded) => {
                 if still_wait {
                     return fail("it still waits");
                 }
                 self.visit("edge", "cancel refused because it has ended");
             }
-            (Wish::Cancel | Wish::SendNow, Commanded::InFlight) => self.visit("edge", "cancel refused in flight"),
-            (Wish::Test, Commanded::NotBefore(_)) => self.visit("edge", "test-send refused"),
-            (Wish::Test, Commanded::Tested(_)) => self.visit("edge", "test-send answered"),
+            (Wish::Cancel | Wish::SendNow, CommandOutcome::InFlight) => self.visit("edge", "cancel refused in flight"),
+            (Wish::Test, CommandOutcome::NotBefore(_)) => self.visit("edge", "test-send refused"),
+            (Wish::Test, CommandOutcome::Tested(_)) => self.visit("edge", "test-send answered"),
             // From here on the change is in force, unless there was another one since.
-            (Wish::Apply, Commanded::Done) => {
+            (Wish::Apply, CommandOutcome::Done) => {
                 if self.endpoints[question.endpoint].changed_at <= question.asked_at {
                     self.endpoints[question.endpoint].is_applied = true;
                 }
                 self.visit("edge", "change applied");
             }
-            (Wish::Test, Commanded::NotFound) if self.endpoints[question.endpoint].deleted_at.is_some() => {}
-            (Wish::Cancel | Wish::SendNow, Commanded::NotFound | Commanded::NotBefore(_) | Commanded::Tested(_))
-            | (Wish::Test, Commanded::Done | Commanded::NotFound | Commanded::InFlight | Commanded::HasEnded)
+            (Wish::Test, CommandOutcome::NotFound) if self.endpoints[question.endpoint].deleted_at.is_some() => {}
+            (Wish::Cancel | Wish::SendNow, CommandOutcome::NotFound | CommandOutcome::NotBefore(_) | CommandOutcome::Tested(_))
+            | (Wish::Test, CommandOutcome::Done | CommandOutcome::NotFound | CommandOutcome::InFlight | CommandOutcome::HasEnded)
             | (
                 Wish::Apply,
-                Commanded::NotFound | Commanded::InFlight | Commanded::HasEnded | Commanded::NotBefore(_) | Commanded::Tested(_),
+                CommandOutcome::NotFound
+                | CommandOutcome::InFlight
+                | CommandOutcome::HasEnded
+                | CommandOutcome::NotBefore(_)
+                | CommandOutcome::Tested(_),
             ) => {
                 return fail("that is no answer to it");
             }

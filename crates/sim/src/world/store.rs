@@ -20,8 +20,9 @@ use posthaste_core::tenant::Tenant as SaidOfTenant;
 use posthaste_core::text::OrderingKey;
 use posthaste_core::time::Timestamp;
 use posthaste_store::{
-    AttemptRecord, Body, BodyError, Claimed, DeliveryRow, Epoch, Error, HandedOver, LaneState, LeaveAlone, Overdue, OverdueReason,
-    Partition, Record, Recorded, RecordedAs, StatisticsStep, StoredEndpoint, StoredTenant, Swept, TakenUp, WindowRows,
+    AttemptRecord, Body, BodyError, Claimed, DeliveryChange, DeliveryRow, EndpointBundle, Epoch, Error, HandedOver,
+    InFlightElsewhere, LaneState, Overdue, OverdueReason, Partition, Record, RecordResult, StatisticsStep, StoredEndpoint,
+    StoredTenant, SweepPage, WindowRows,
 };
 
 use super::{Endpoint, Tenant};
@@ -124,7 +125,7 @@ pub(crate) struct Promised {
 
 /// What came of a record.
 pub(crate) struct Committed {
-    pub(crate) result: RecordedAs,
+    pub(crate) result: RecordResult,
     /// It was written by whoever had promised to, after another owner had taken over.
     pub(crate) is_late: bool,
     /// What is written was not this writer's to write.
@@ -273,12 +274,12 @@ impl Store {
     }
 
     /// Endpoints that have something waiting among so many rows behind this one, and where to go on.
-    pub(crate) fn sweep(&self, after: Seq, limit: usize, endpoints: &[Endpoint]) -> Swept {
+    pub(crate) fn sweep(&self, after: Seq, limit: usize, endpoints: &[Endpoint]) -> SweepPage {
         let from = usize::try_from(after).unwrap_or(usize::MAX).min(self.rows.len());
         let to = from.saturating_add(limit).min(self.rows.len());
         let found: BTreeSet<usize> = self.rows[from..to].iter().filter(|row| row.due().is_some()).map(|row| row.endpoint).collect();
         let next = Some(to as Seq).filter(|_| to < self.rows.len());
-        Swept { endpoints: found.into_iter().map(|number| endpoints[number].id).collect(), highest: self.last_seq(), next }
+        SweepPage { endpoints: found.into_iter().map(|number| endpoints[number].id).collect(), highest: self.last_seq(), next }
     }
 
     /// Which of these an owner before may still record.
@@ -336,9 +337,9 @@ impl Store {
         behind.filter(|(number, _)| self.has_work(*number)).map(|(_, endpoint)| endpoint.id).take(limit).collect()
     }
 
-    pub(crate) fn take_up(&self, endpoint: usize, endpoints: &[Endpoint], tenants: &[Tenant]) -> TakenUp {
+    pub(crate) fn load_endpoints(&self, endpoint: usize, endpoints: &[Endpoint], tenants: &[Tenant]) -> EndpointBundle {
         let tenant = &tenants[endpoints[endpoint].tenant];
-        TakenUp {
+        EndpointBundle {
             endpoint: stored_endpoint(&endpoints[endpoint], tenant),
             tenant: Some(stored_tenant(tenant)),
             lane: self.lanes.get(&endpoint).cloned(),
@@ -415,20 +416,20 @@ impl Store {
         let holding = self.partitions[&record.partition];
         let refused = |result| Committed { result, is_late: false, is_forbidden: false, disables: false };
         let seq = match &record.recorded {
-            Recorded::Attempt { seq, .. } | Recorded::Moved { seq, .. } => Some(*seq),
-            Recorded::Nothing => None,
+            DeliveryChange::Attempt { seq, .. } | DeliveryChange::Moved { seq, .. } => Some(*seq),
+            DeliveryChange::Nothing => None,
         };
         let is_owner = holding.epoch == record.epoch && holding.owner.is_some();
         let promised = seq.and_then(|seq| self.promised.get(&seq).copied());
         let is_promised = promised.is_some_and(|promised| promised.epoch == record.epoch && self.is_awaited(now, &promised));
         if !is_owner && !is_promised && !plant::is(Plant::OldEpochIsRecorded) {
-            return refused(RecordedAs::NotOwner);
+            return refused(RecordResult::NotOwner);
         }
         match &record.recorded {
-            Recorded::Attempt { seq, attempt, state } => {
+            DeliveryChange::Attempt { seq, attempt, state } => {
                 let row = &mut self.rows[row_number(*seq)];
                 if row.due().is_none() || row.attempts + 1 != attempt.number {
-                    return refused(RecordedAs::MovedOn);
+                    return refused(RecordResult::MovedOn);
                 }
                 row.state = *state;
                 row.attempts = attempt.number;
@@ -439,15 +440,15 @@ impl Store {
                 let key = (super::endpoint_number(record.endpoint), minute);
                 self.minutes.entry(key).or_insert_with(|| StatisticsStep::new(minute)).count(attempt, *state);
             }
-            Recorded::Moved { seq, state, .. } => {
+            DeliveryChange::Moved { seq, state, .. } => {
                 let row = &mut self.rows[row_number(*seq)];
                 if row.due().is_none() {
-                    return refused(RecordedAs::MovedOn);
+                    return refused(RecordResult::MovedOn);
                 }
                 row.state = *state;
                 row.is_hurried |= matches!(state, State::Waiting { .. });
             }
-            Recorded::Nothing => {}
+            DeliveryChange::Nothing => {}
         }
         if let Some(number) = seq.map(row_number)
             && self.rows[number].due().is_none()
@@ -468,7 +469,7 @@ impl Store {
         }
         let may_write = is_owner && holding.owner == Some(writer) || promised.is_some_and(|promised| promised.by == writer);
         let disables = record.disables_endpoint.is_some() && !is_late;
-        Committed { result: RecordedAs::Done, is_late, is_forbidden: !may_write, disables }
+        Committed { result: RecordResult::Done, is_late, is_forbidden: !may_write, disables }
     }
 
     /// Gives partitions up, as far as they are still this member's under these epochs.
@@ -572,10 +573,10 @@ impl Store {
         let own = self.partitions.iter().filter(|(_, holding)| holding.owner == Some(member));
         let partitions: Vec<(Partition, Epoch)> = own.map(|(partition, holding)| (*partition, holding.epoch)).collect();
         let is_own = |row: &Row| partitions.iter().any(|(own, _)| *own == row.partition);
-        let left_alone =
+        let in_flight_elsewhere =
             self.promised.iter().filter(|(_, promised)| self.is_awaited(now, promised)).filter_map(|(seq, promised)| {
                 let row = &self.rows[row_number(*seq)];
-                (row.due().is_some() && is_own(row)).then(|| LeaveAlone {
+                (row.due().is_some() && is_own(row)).then(|| InFlightElsewhere {
                     endpoint: endpoints[row.endpoint].id,
                     delivery: row.delivery,
                     seq: *seq,
@@ -583,7 +584,15 @@ impl Store {
                     until: promised.until,
                 })
             });
-        (Claimed { leave_alone: left_alone.collect(), partitions, handed_over, numbered: self.rows.len() as Seq }, taken)
+        (
+            Claimed {
+                in_flight_elsewhere: in_flight_elsewhere.collect(),
+                partitions,
+                handed_over,
+                numbered: self.rows.len() as Seq,
+            },
+            taken,
+        )
     }
 
     /// What an endpoint's attempts were like between these times.

@@ -39,7 +39,7 @@ impl World {
             | Step::SendNow
             | Step::TestSend
             | Step::Erase
-            | Step::Asked { .. }
+            | Step::CommandRequest { .. }
             | Step::Crash
             | Step::Freeze
             | Step::Thaw { .. }

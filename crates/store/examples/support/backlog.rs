@@ -6,7 +6,7 @@ use posthaste_core::event::Event;
 use posthaste_core::id::EndpointId;
 use posthaste_core::scheduler::{Class, Want};
 use posthaste_core::text::OrderingKey;
-use posthaste_store::{NewEvent, Store, WindowAsked};
+use posthaste_store::{NewEvent, Store, WindowRequest};
 
 use super::load::{Database, event, payload};
 
@@ -100,7 +100,7 @@ async fn look(store: &dyn Store, endpoint: EndpointId, want: &Want) -> (f64, f64
     let (mut times, mut found) = (Vec::new(), 0);
     for _ in 0..100 {
         let started = Instant::now();
-        let asked = WindowAsked { endpoint, want: want.clone(), limit: 256 };
+        let asked = WindowRequest { endpoint, want: want.clone(), limit: 256 };
         found = store.windows(vec![asked]).await.unwrap()[0].rows.len();
         times.push(millis(started.elapsed()));
     }

@@ -95,7 +95,7 @@ impl From<Problem> for Error {
                 _ if remedy_of(&error) == Remedy::PlanAgain => Error::unavailable("the configuration changes too often"),
                 _ => Error::unavailable(sentence(&error)),
             },
-            Problem::Unknown => Error::Unknown,
+            Problem::Unknown => Error::CommitInDoubt,
             Problem::Overtaken => Error::unavailable("others were quicker too often"),
             Problem::Store(error) => error,
         }
@@ -540,7 +540,7 @@ impl Database {
     ) -> Result<T, Error> {
         let is_in_doubt = AtomicBool::new(false);
         match self.try_to_run(purpose, work, &is_in_doubt).await {
-            Err(Error::Unavailable(_)) if is_in_doubt.load(Ordering::Relaxed) => Err(Error::Unknown),
+            Err(Error::Unavailable(_)) if is_in_doubt.load(Ordering::Relaxed) => Err(Error::CommitInDoubt),
             certain => certain,
         }
     }

@@ -27,8 +27,8 @@ use super::row::{self, Parameters};
 use super::slots::{Slot, Table, end_of, slot_of};
 use super::{Database, Postgres, configuration};
 use crate::columns::{class_code, lines, millis, signed, state_columns, unsigned};
-use crate::feed::Fed;
-use crate::publishing::{KnownBy, answer_for_our_ids, digest_of, merge, unanswered};
+use crate::feed::CommittedDelivery;
+use crate::publishing::{DuplicateBy, answer_for_our_ids, digest_of, merge, unanswered};
 use crate::routing::{Planned, Routing, Versions};
 use crate::{Error, NewEvent, Published, partition_of};
 
@@ -79,7 +79,7 @@ impl Plan {
 
     fn duplicate(&self, of: &Plan, key: &Key<'_>) -> Published {
         if self.new.fingerprint != of.new.fingerprint {
-            return Published::Conflict { event: of.new.event.id.clone(), by: KnownBy::of_kind(key.kind) };
+            return Published::Conflict { event: of.new.event.id.clone(), by: DuplicateBy::of_kind(key.kind) };
         }
         let event = &of.new.event;
         Published::Duplicate {
@@ -294,15 +294,15 @@ impl Database {
                     fed = rows.iter().filter_map(|row| Some(NewDelivery { seq: *seqs.get(&row.id)?, ..*row }.fed())).collect();
                 }
                 if fed.len() < rows.len() {
-                    self.feeder.has_left_something_out();
+                    self.feeder.mark_overflow();
                 }
             }
             Err(error) => {
                 tracing::warn!(%error, "what was just published is not known to the scheduler before its next sweep");
-                self.feeder.has_left_something_out();
+                self.feeder.mark_overflow();
             }
         }
-        self.tell(fed);
+        self.send_to_feed(fed);
     }
 }
 
@@ -395,7 +395,7 @@ async fn decide_round(
                     Some(first) => Some(plans[*place].duplicate(plans[*first], key)),
                     None => before.get(&holder.seq).cloned().map(|found| match found {
                         Published::Duplicate { event, .. } if holder.fingerprint != plans[*place].new.fingerprint => {
-                            Published::Conflict { event, by: KnownBy::of_kind(key.kind) }
+                            Published::Conflict { event, by: DuplicateBy::of_kind(key.kind) }
                         }
                         found @ (Published::Duplicate { .. }
                         | Published::Made { .. }
@@ -655,9 +655,9 @@ pub(super) struct NewDelivery<'a> {
 
 impl NewDelivery<'_> {
     /// To be told once it is committed.
-    pub(super) fn fed(&self) -> Fed {
+    pub(super) fn fed(&self) -> CommittedDelivery {
         let Planned { endpoint, class, is_priority } = self.planned;
-        Fed {
+        CommittedDelivery {
             endpoint,
             tenant: self.event.tenant.clone(),
             partition: partition_of(&self.event.tenant),

@@ -16,7 +16,7 @@ use super::{Database, configuration, lanes, row};
 use crate::columns::{StateColumns, checked_data, corrupt, duration, labels, limit, outcome, signed, state, unsigned};
 use crate::history::{SCAN_ROWS_MAX, cursor_of_dead, read_cursor_of_dead, read_cursor_of_seq};
 use crate::{
-    AttemptRecord, Cursor, DeliveryQuery, DeliveryRow, EndpointVersion, Error, EventQuery, EventRow, MadeAfter, Page, StatusFilter,
+    AttemptRecord, Cursor, DeliveryQuery, DeliveryRow, EndpointVersion, Error, EventQuery, EventRow, Page, RowsAfter, StatusFilter,
     endpoint_versions,
 };
 
@@ -55,7 +55,7 @@ impl Database {
         .await
     }
 
-    pub(super) async fn made_after(&self, query: MadeAfter) -> Result<Vec<Seq>, Error> {
+    pub(super) async fn rows_after(&self, query: RowsAfter) -> Result<Vec<Seq>, Error> {
         let query = &query;
         self.read(|connection| async move {
             let (after, wanted) = (signed(query.after), limit(query.limit));

@@ -20,7 +20,7 @@ use super::row::{self, optional_storable, storable};
 use super::{Database, configuration, history, routing};
 use crate::columns::{corrupt, limit, named, signed, unsigned};
 use crate::computing;
-use crate::feed::Fed;
+use crate::feed::CommittedDelivery;
 use crate::replays::{Bounds, ENDPOINTS_PER_STEP, Found, ROWS_PER_ENDPOINT, SCAN_ROWS, SkipReason, Stepped, Successor};
 use crate::routing::{Planned, schedule_of};
 use crate::{Audit, DeliveryRow, Error, NewReplay, Refusal, ReplayCount, ReplayFilter, ReplayRow, ReplayState, Skipped};
@@ -131,7 +131,7 @@ impl Database {
         let (replay, fed) =
             self.transact(|connection| async move { step(self, &connection, opened, id, rows_max, unfinished_max).await }).await?;
         if !fed.is_empty() {
-            self.tell(fed);
+            self.send_to_feed(fed);
         }
         Ok(replay)
     }
@@ -149,7 +149,7 @@ impl Database {
         .await
     }
 
-    pub(super) async fn repeat(&self, delivery: DeliveryId, audit: Audit) -> Result<Result<DeliveryRow, Refusal>, Error> {
+    pub(super) async fn redeliver(&self, delivery: DeliveryId, audit: Audit) -> Result<Result<DeliveryRow, Refusal>, Error> {
         let audit = &audit;
         let opened = &self.in_flight.open();
         let repeated = self
@@ -189,7 +189,7 @@ impl Database {
             })
             .await?;
         Ok(repeated.map(|(made, fed)| {
-            self.tell(vec![fed]);
+            self.send_to_feed(vec![fed]);
             made
         }))
     }
@@ -474,7 +474,7 @@ async fn step(
     id: ReplayId,
     rows_max: usize,
     unfinished_max: usize,
-) -> Result<(Option<ReplayRow>, Vec<Fed>), Problem> {
+) -> Result<(Option<ReplayRow>, Vec<CommittedDelivery>), Problem> {
     let key = id.to_bytes();
     let Some(row) = connection.query_opt(SELECT_TO_STEP, &[&key.as_slice()]).await? else { return Ok((None, vec![])) };
     let (replay, bounds) = (replay_row(&row)?, stored_bounds(&row)?);
@@ -665,7 +665,7 @@ async fn make_all(
     connection: &Connection,
     opened: &super::in_flight::Opened,
     rows: &mut [NewDelivery<'_>],
-) -> Result<Vec<Fed>, Problem> {
+) -> Result<Vec<CommittedDelivery>, Problem> {
     if rows.is_empty() {
         return Ok(vec![]);
     }

@@ -13,12 +13,12 @@ use posthaste_core::time::Timestamp;
 use rusqlite::{Connection, Row, params};
 
 use super::retention::{Budget, SELECT_RETAINED, free_pages, has_free_pages, look_again, look_for_due, walk};
-use super::writer::{State, Turn};
+use super::writer::{GroupContext, State};
 use super::{SMALL, Sqlite, configuration, row};
 use crate::columns::{limit, millis, unsigned};
 use crate::endpoint_versions::STRAGGLERS_MAX;
 use crate::housekeeping::Rotation;
-use crate::{Audit, Error, Housekeeping, MINUTES_KEPT, Overdue, OverdueReason, SweptAway, secrets};
+use crate::{Audit, CleanupStep, Error, Housekeeping, MINUTES_KEPT, Overdue, OverdueReason, secrets};
 
 /// Rows that a look at what there is little of goes over.
 const LOOK_ROWS: usize = 500;
@@ -85,11 +85,11 @@ impl Default for OverduePlaces {
 }
 
 impl Sqlite {
-    pub(super) async fn sweep_away(&self, limits: Housekeeping) -> Result<SweptAway, Error> {
+    pub(super) async fn clean_up(&self, limits: Housekeeping) -> Result<CleanupStep, Error> {
         // All that follows destroys, by the clock. Whatever has to be true before that is asked here.
         let now = self.clock_now();
         let progress = &mut *self.0.housekeeping.lock().await;
-        let mut step = Step { store: self, limits, now, swept: SweptAway::default() };
+        let mut step = Step { store: self, limits, now, swept: CleanupStep::default() };
         step.delete_events(progress).await?;
         if progress.rotation.are_others_due() {
             step.delete_retained(progress).await?;
@@ -198,7 +198,7 @@ struct Step<'s> {
     store: &'s Sqlite,
     limits: Housekeeping,
     now: Timestamp,
-    swept: SweptAway,
+    swept: CleanupStep,
 }
 
 impl Step<'_> {
@@ -210,7 +210,7 @@ impl Step<'_> {
     async fn turn<T: Send + 'static>(
         &mut self,
         progress: &mut Progress,
-        mut work: impl FnMut(&Turn<'_>, &mut State, &mut Budget) -> Result<T, Error> + Send + 'static,
+        mut work: impl FnMut(&GroupContext<'_>, &mut State, &mut Budget) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         let rows = self.rows(progress);
         let (done, took) = self
@@ -232,7 +232,7 @@ impl Step<'_> {
         &mut self,
         progress: &mut Progress,
         keys: Vec<K>,
-        mut remove: impl FnMut(&Turn<'_>, &mut State, &K) -> Result<u64, Error> + Send + 'static,
+        mut remove: impl FnMut(&GroupContext<'_>, &mut State, &K) -> Result<u64, Error> + Send + 'static,
     ) -> Result<u64, Error> {
         if keys.is_empty() {
             return Ok(0);
@@ -300,7 +300,7 @@ impl Step<'_> {
         let is_cut = retained.len() >= rows;
         let (swept, is_done) = self
             .turn(progress, move |turn, _, budget| {
-                let mut swept = SweptAway::default();
+                let mut swept = CleanupStep::default();
                 for (place, (event, _)) in retained.iter().enumerate() {
                     if place > 0 && budget.is_spent() {
                         return Ok((swept, false));
@@ -461,7 +461,7 @@ impl Step<'_> {
                 if deleted > 0 {
                     turn.execute_often(DELETE_LANE, [id])?;
                     if let Ok(id) = <[u8; 16]>::try_from(id.as_slice()) {
-                        store.0.lanes_shown.lock().remove(&EndpointId::from_bytes(id));
+                        store.0.lane_snapshots.lock().remove(&EndpointId::from_bytes(id));
                     }
                 }
                 Ok(deleted as u64)
@@ -581,7 +581,7 @@ impl Step<'_> {
     }
 }
 
-fn reseal(store: &Sqlite, turn: &Turn<'_>, id: &[u8]) -> Result<u64, Error> {
+fn reseal(store: &Sqlite, turn: &GroupContext<'_>, id: &[u8]) -> Result<u64, Error> {
     let mut select = turn.prepare_cached("SELECT id, sealed FROM endpoints WHERE id = ?1")?;
     let found = row::first(select.query([id])?, |row| {
         Ok((EndpointId::from_bytes(row::column(row, "id")?), row::column::<Vec<u8>>(row, "sealed")?))

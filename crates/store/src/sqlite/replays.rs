@@ -13,7 +13,7 @@ use posthaste_core::time::Timestamp;
 use rusqlite::{Connection, Row, named_params, params};
 
 use super::events::{self, NewDelivery, seqs_of_event};
-use super::writer::{State, Turn};
+use super::writer::{GroupContext, State};
 use super::{SMALL, Sqlite, configuration, history, lanes, routing, row};
 use crate::columns::{limit, named, signed, unsigned};
 use crate::replays::{Bounds, ENDPOINTS_PER_STEP, Found, ROWS_PER_ENDPOINT, SCAN_ROWS, SkipReason, Stepped, Successor};
@@ -145,7 +145,7 @@ impl Sqlite {
         .await
     }
 
-    pub(super) async fn repeat(&self, delivery: DeliveryId, audit: Audit) -> Result<Result<DeliveryRow, Refusal>, Error> {
+    pub(super) async fn redeliver(&self, delivery: DeliveryId, audit: Audit) -> Result<Result<DeliveryRow, Refusal>, Error> {
         let store = self.clone();
         self.write(SMALL, move |connection, state| {
             let Some(original) = history::by_id(connection, delivery)? else { return Ok(Err(Refusal::NotFound)) };
@@ -369,7 +369,7 @@ fn look_for_missing(
 
 fn step(
     store: &Sqlite,
-    turn: &Turn<'_>,
+    turn: &GroupContext<'_>,
     state: &mut State,
     id: ReplayId,
     rows_max: usize,
@@ -517,7 +517,7 @@ fn makeable(
 
 fn make(
     store: &Sqlite,
-    turn: &Turn<'_>,
+    turn: &GroupContext<'_>,
     state: &mut State,
     replay: &ReplayRow,
     makeable: &Makeable,
@@ -614,7 +614,7 @@ fn event_of(connection: &Connection, delivery_seq: i64) -> Result<Option<FoundEv
 #[expect(clippy::too_many_arguments, reason = "all of it goes into one row")]
 fn make_again(
     store: &Sqlite,
-    turn: &Turn<'_>,
+    turn: &GroupContext<'_>,
     state: &mut State,
     original: Option<i64>,
     (event_seq, event): &(i64, Arc<Event>),
