@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use axum::response::Response;
 use http::StatusCode;
-use posthaste_core::admission::{Facts, Standing, explain};
+use posthaste_core::admission::{DeliveryStatus, Facts, explain};
 use posthaste_core::delivery::State;
 use posthaste_core::endpoint::{Policies, Status};
 use posthaste_core::estimate::{Queue, estimate};
@@ -25,7 +25,7 @@ use utoipa::ToSchema;
 use crate::App;
 use crate::call::{Call, Rows, answer, ok};
 use crate::endpoints::{PayloadFormatName, refused};
-use crate::observed::{Observed, lanes};
+use crate::lane_status::{LaneStatus, lanes};
 use crate::policies::in_force;
 use crate::problem::Problem;
 use crate::query::{HOLD_REASON, STATUS};
@@ -358,13 +358,13 @@ async fn estimated_at(app: &App, contexts: &DeliveryContexts, row: &DeliveryRow)
     // Tokens are waited for from when nothing else holds it.
     (facts.lane.rate_limit, facts.lane.tenant_rate_limit) = (None, None);
     let from = match explain(now, &facts) {
-        Standing::Pending => now,
-        Standing::Held { until: Some(until), .. } => until,
-        Standing::Held { until: None, .. }
-        | Standing::Delivering
-        | Standing::Delivered { .. }
-        | Standing::Dead { .. }
-        | Standing::Cancelled { .. } => return Ok(None),
+        DeliveryStatus::Pending => now,
+        DeliveryStatus::Held { until: Some(until), .. } => until,
+        DeliveryStatus::Held { until: None, .. }
+        | DeliveryStatus::Delivering
+        | DeliveryStatus::Delivered { .. }
+        | DeliveryStatus::Dead { .. }
+        | DeliveryStatus::Cancelled { .. } => return Ok(None),
     };
     let schedule = facts.lane.schedule.filter(|schedule| schedule.holds(&row.event_type, row.is_priority));
     if of_lane.is_none() && of_tenant.is_none() {
@@ -411,7 +411,7 @@ pub(crate) struct DeliveryContexts {
 struct DeliveryContext {
     status: Status,
     policies: Policies,
-    observed: Observed,
+    observed: LaneStatus,
 }
 
 impl DeliveryContexts {
@@ -461,7 +461,7 @@ impl DeliveryContexts {
 
     pub(crate) fn view(&self, app: &App, row: &DeliveryRow) -> DeliveryView {
         let unknown =
-            DeliveryContext { status: Status::Active, policies: app.options.policies.clone(), observed: Observed::default() };
+            DeliveryContext { status: Status::Active, policies: app.options.policies.clone(), observed: LaneStatus::default() };
         let context = self.endpoints.get(&row.endpoint).unwrap_or(&unknown);
         let mut view = stand(row, explain(app.store.now(), &self.facts(row, context)), context.policies.retry.max_attempts());
         if let (Some("blocked"), Some(cause)) = (view.hold_reason, context.observed.blocked()) {
@@ -480,7 +480,7 @@ pub(crate) fn readable<T>(read: Result<T, posthaste_store::Error>) -> Result<Opt
     }
 }
 
-fn stand(row: &DeliveryRow, standing: Standing, max_attempts: u32) -> DeliveryView {
+fn stand(row: &DeliveryRow, standing: DeliveryStatus, max_attempts: u32) -> DeliveryView {
     let mut view = DeliveryView {
         id: row.id.to_string(),
         event: row.event.to_string(),
@@ -510,27 +510,27 @@ fn stand(row: &DeliveryRow, standing: Standing, max_attempts: u32) -> DeliveryVi
         created_at: row.created_at.to_rfc3339(),
     };
     match standing {
-        Standing::Pending => {
+        DeliveryStatus::Pending => {
             if let State::Waiting { due } = row.state {
                 view.next_attempt_at = Some(due.to_rfc3339());
             }
         }
-        Standing::Delivering => view.status = "delivering",
-        Standing::Held { reason, until } => {
+        DeliveryStatus::Delivering => view.status = "delivering",
+        DeliveryStatus::Held { reason, until } => {
             view.status = "scheduled";
             view.hold_reason = Some(reason.name());
             view.next_attempt_at = until.map(Timestamp::to_rfc3339);
         }
-        Standing::Delivered { at } => {
+        DeliveryStatus::Delivered { at } => {
             view.status = "delivered";
             view.delivered_at = Some(at.to_rfc3339());
         }
-        Standing::Dead { at, reason } => {
+        DeliveryStatus::Dead { at, reason } => {
             view.status = "dead";
             view.dead_reason = Some(reason.name());
             view.dead_at = Some(at.to_rfc3339());
         }
-        Standing::Cancelled { at, reason } => {
+        DeliveryStatus::Cancelled { at, reason } => {
             view.status = "cancelled";
             view.cancel_reason = Some(reason.name());
             view.cancelled_at = Some(at.to_rfc3339());

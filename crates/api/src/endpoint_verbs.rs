@@ -19,7 +19,7 @@ use utoipa::ToSchema;
 
 use crate::call::{Call, ok, parse_or_default, tagged, with_change};
 use crate::deliveries::{AttemptView, versions_of};
-use crate::endpoints::{Which, find, refused, replace, secret_for};
+use crate::endpoints::{EditTarget, find, refused, replace, secret_for};
 use crate::problem::Problem;
 
 /// Where it says nothing, until it is resumed.
@@ -90,7 +90,7 @@ pub(crate) async fn enable(call: Call) -> Result<Response, Problem> {
 }
 
 async fn set_status(call: &Call, action: &str, next: impl Fn(Status) -> Result<Status, Problem>) -> Result<Response, Problem> {
-    replace(call, action, Which::IsNamed, |found, _| {
+    replace(call, action, EditTarget::IsNamed, |found, _| {
         let endpoint = found.stored.endpoint.clone();
         let status = next(endpoint.status.at(call.app.store.now()))?;
         Ok(Endpoint { status, ..endpoint }.into())

@@ -30,7 +30,7 @@ use crate::call::{Call, Rows, answer, no_content, ok};
 use crate::credentials::Caller;
 use crate::deliveries::DeliveryContexts;
 use crate::problem::Problem;
-use crate::traced::{self, Began, Traced};
+use crate::traced::{self, PublishTrace, Traced};
 
 const LIST: &str = "events";
 
@@ -130,7 +130,7 @@ pub(crate) struct DeliveryCounts {
 
 /// Answers only after the event and its deliveries are on disk.
 pub(crate) async fn publish(call: Call) -> Result<Response, Problem> {
-    let began = Began::now(&call.app, "/v1/events");
+    let began = PublishTrace::now(&call.app, "/v1/events");
     let key = call.idempotency_key()?;
     let (call, body) = call.body().await?;
     let catalogue = call.app.known.catalogue().await?;
@@ -170,7 +170,7 @@ pub(crate) async fn accept(
 }
 
 /// The one way into the store, for single events and batches. Whether it works is what readiness is about.
-pub(crate) async fn commit(app: &App, events: Vec<NewEvent>, began: Began) -> Result<Vec<Stored>, Error> {
+pub(crate) async fn commit(app: &App, events: Vec<NewEvent>, began: PublishTrace) -> Result<Vec<Stored>, Error> {
     let traced = Traced::of(app, began, &events);
     let counted = app.options.metrics.as_ref().map(|metrics| {
         let events: Vec<Arc<Event>> = events.iter().map(|new| Arc::clone(&new.event)).collect();

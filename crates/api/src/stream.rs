@@ -118,7 +118,7 @@ impl Position {
 }
 
 /// How a delivery stands, as far as a watcher cares.
-type Standing = (&'static str, Option<&'static str>, u32);
+type WatchedStatus = (&'static str, Option<&'static str>, u32);
 
 struct Watch {
     app: App,
@@ -133,7 +133,7 @@ struct Watch {
     /// When each row was the highest, to know when it has settled.
     marks: VecDeque<(Instant, Seq)>,
     /// What has not ended, and how it stood when it was last told.
-    followed: BTreeMap<Seq, Standing>,
+    followed: BTreeMap<Seq, WatchedStatus>,
     /// Something older than all that is followed may wait and is not looked at.
     is_lagging: bool,
 }
@@ -148,7 +148,7 @@ struct Next {
 }
 
 /// What is told.
-enum Told {
+enum StreamEvent {
     Delivery(Box<DeliveryView>),
     /// There was no time for so many, or for more.
     Missed {
@@ -176,7 +176,7 @@ impl Watch {
     }
 
     /// What was there before is not news, unless somebody goes on where it was cut off.
-    async fn begin(&mut self, resumed: Option<Seq>) -> Result<Vec<Told>, Problem> {
+    async fn begin(&mut self, resumed: Option<Seq>) -> Result<Vec<StreamEvent>, Problem> {
         let query = DeliveryQuery { tenant: self.tenant.clone(), endpoint: self.endpoint, ..DeliveryQuery::default() };
         let newest = self.app.store.deliveries(DeliveryQuery { limit: 1, ..query.clone() }).await?.rows;
         let newest = newest.first().map_or(0, |row| row.seq);
@@ -195,10 +195,10 @@ impl Watch {
             self.followed.insert(row.seq, standing(&contexts.view(&self.app, row)));
         }
         self.is_lagging = page.next.is_some();
-        Ok(if self.is_lagging { vec![Told::Lagging] } else { vec![] })
+        Ok(if self.is_lagging { vec![StreamEvent::Lagging] } else { vec![] })
     }
 
-    async fn run(mut self, outbox: mpsc::Sender<Bytes>, first: Vec<Told>) {
+    async fn run(mut self, outbox: mpsc::Sender<Bytes>, first: Vec<StreamEvent>) {
         let mut ticks = tokio::time::interval(LOOKS_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut last_sent = Instant::now();
@@ -233,7 +233,7 @@ impl Watch {
     }
 
     /// What is new or stands differently, the oldest first.
-    async fn look(&mut self) -> Result<Vec<Told>, Problem> {
+    async fn look(&mut self) -> Result<Vec<StreamEvent>, Problem> {
         let mut news = Vec::new();
         let Next { taken, passed_over, is_cut_off } = self.next_rows().await?;
         let wanted: Vec<Seq> = self.followed.keys().copied().chain(taken.iter().copied()).collect();
@@ -242,7 +242,7 @@ impl Watch {
         let contexts = DeliveryContexts::of(&self.app, &rows).await?;
         // From here on nothing can fail, so that whatever is taken for told is told.
         if !passed_over.is_empty() {
-            news.push(Told::Missed { deliveries: passed_over.len(), is_at_least: is_cut_off });
+            news.push(StreamEvent::Missed { deliveries: passed_over.len(), is_at_least: is_cut_off });
         }
         self.known.extend(&taken);
         self.known.extend(passed_over);
@@ -255,7 +255,7 @@ impl Watch {
                 followed.insert(row.seq, stands);
             }
             if is_news {
-                news.push(Told::Delivery(Box::new(view)));
+                news.push(StreamEvent::Delivery(Box::new(view)));
             }
         }
         let was_lagging = self.is_lagging;
@@ -265,7 +265,7 @@ impl Watch {
         }
         self.followed = followed;
         if self.is_lagging && !was_lagging {
-            news.push(Told::Lagging);
+            news.push(StreamEvent::Lagging);
         }
         self.settle();
         Ok(news)
@@ -310,13 +310,13 @@ impl Watch {
     }
 }
 
-fn event(told: &Told, id: &str) -> Bytes {
+fn event(told: &StreamEvent, id: &str) -> Bytes {
     let (name, data): (&str, Value) = match told {
-        Told::Delivery(view) => ("delivery", serde_json::to_value(view).expect("texts and numbers")),
-        Told::Missed { deliveries, is_at_least } => {
+        StreamEvent::Delivery(view) => ("delivery", serde_json::to_value(view).expect("texts and numbers")),
+        StreamEvent::Missed { deliveries, is_at_least } => {
             ("missed", json!({"deliveries": deliveries, "is_at_least": is_at_least, "see": "/v1/deliveries"}))
         }
-        Told::Lagging => {
+        StreamEvent::Lagging => {
             let detail = "Not everything that waits is followed: changes of older deliveries are not told here.";
             ("lagging", json!({"followed_max": FOLLOWED_MAX, "detail": detail, "see": "/v1/deliveries"}))
         }
@@ -324,7 +324,7 @@ fn event(told: &Told, id: &str) -> Bytes {
     Bytes::from(format!("event: {name}\nid: {id}\ndata: {data}\n\n"))
 }
 
-fn standing(view: &DeliveryView) -> Standing {
+fn standing(view: &DeliveryView) -> WatchedStatus {
     (view.status, view.hold_reason, view.attempt_count)
 }
 

@@ -47,7 +47,7 @@ pub use executor::{
 pub use handed_over::{HANDED_OVER_ASKED_EVERY, HandedOver};
 use membership::Membership;
 pub use membership::{
-    Ended, LoopHealth, MembershipCall, MembershipMachine, MembershipNews, MembershipProgress, MembershipReply, RENEWED_EVERY,
+    LeaveReason, LoopHealth, MembershipCall, MembershipMachine, MembershipNews, MembershipProgress, MembershipReply, RENEWED_EVERY,
 };
 pub use owner::{Effect, Input, ObservedAttempts, OnRecorded, Owner, OwnerGeneration, PendingSend, SendRef, SendRequest, WaiterId};
 use survey::{Surveyor, Watch};

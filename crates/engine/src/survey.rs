@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use posthaste_core::admission::{HoldReason, RowFacts};
 use posthaste_core::id::EndpointId;
-use posthaste_core::scheduler::{Class, LaneSurvey, Waiting};
+use posthaste_core::scheduler::{Class, HeldRows, LaneSurvey};
 use posthaste_core::time::Timestamp;
-use posthaste_metrics::{BacklogGauges, Held, Metrics, Trouble};
+use posthaste_metrics::{BacklogGauges, Held, Metrics, StallReason};
 use posthaste_store::{BacklogGroup, BacklogQuery, BacklogScope, Store};
 
 use crate::owner::Owner;
@@ -81,7 +81,7 @@ pub(crate) struct Surveyor {
     next_round_at: Instant,
     /// How long the longest queue of a lane that waits for tokens was expected to take since it began to wait.
     draining: HashMap<EndpointId, Duration>,
-    trouble: Option<Trouble>,
+    stall: Option<StallReason>,
 }
 
 #[derive(Default)]
@@ -89,7 +89,7 @@ struct Round {
     gauges: BacklogGauges,
     partial: Vec<EndpointId>,
     draining: HashMap<EndpointId, Duration>,
-    trouble: Option<Trouble>,
+    stall: Option<StallReason>,
 }
 
 impl Surveyor {
@@ -102,16 +102,16 @@ impl Surveyor {
             round: Round::default(),
             next_round_at: Instant::now(),
             draining: HashMap::new(),
-            trouble: None,
+            stall: None,
         }
     }
 
     /// Whether what is due is not begun for a reason of this node's own, so that another would do better. A database that
     /// does not answer would not answer another either.
     pub(crate) fn is_own_fault(&self) -> bool {
-        match self.trouble {
-            Some(Trouble::NothingStarts | Trouble::RequestUnanswered | Trouble::LoopStuck) => true,
-            Some(Trouble::ReadUnanswered | Trouble::LoadUnanswered) | None => false,
+        match self.stall {
+            Some(StallReason::NothingStarts | StallReason::RequestUnanswered | StallReason::LoopStuck) => true,
+            Some(StallReason::ReadUnanswered | StallReason::LoadUnanswered) | None => false,
         }
     }
 
@@ -174,55 +174,55 @@ impl Surveyor {
             }
         }
         let is_long_ago = |since: Option<Timestamp>, limit: Duration| since.is_some_and(|since| now.since(since) > limit);
-        let trouble = if is_long_ago(lane.reads_since, STUCK_AFTER) {
-            Some(Trouble::ReadUnanswered)
+        let stall = if is_long_ago(lane.reads_since, STUCK_AFTER) {
+            Some(StallReason::ReadUnanswered)
         } else if is_long_ago(lane.idle_since, STUCK_AFTER) && may_start {
-            Some(Trouble::NothingStarts)
+            Some(StallReason::NothingStarts)
         } else if is_long_ago(lane.oldest_request, self.request_max) {
-            Some(Trouble::RequestUnanswered)
+            Some(StallReason::RequestUnanswered)
         } else {
             None
         };
-        self.round.trouble = self.round.trouble.or(trouble);
+        self.round.stall = self.round.stall.or(stall);
     }
 
     fn end_round(&mut self, now: Timestamp, owner: &Owner) {
-        let Round { mut gauges, partial, draining, mut trouble } = std::mem::take(&mut self.round);
+        let Round { mut gauges, partial, draining, mut stall } = std::mem::take(&mut self.round);
         gauges.partitions = owner.partitions().len() as u64;
         gauges.unrecorded = owner.unrecorded() as u64;
         gauges.requests = owner.requests() as u64;
         let waits = owner.token_waits();
         (gauges.token_waits, gauges.token_wait) = (waits.count, waits.time);
         if owner.loading_since().is_some_and(|since| now.since(since) > STUCK_AFTER) {
-            trouble = trouble.or(Some(Trouble::LoadUnanswered));
+            stall = stall.or(Some(StallReason::LoadUnanswered));
         }
         self.draining = draining;
         *self.stored.wanted.lock() = partial;
         self.metrics.backlog().set(gauges);
-        self.metrics.liveness().found(trouble);
-        if trouble != self.trouble {
-            log_change(&self.metrics, self.trouble, trouble);
-            self.trouble = trouble;
+        self.metrics.liveness().found(stall);
+        if stall != self.stall {
+            log_change(&self.metrics, self.stall, stall);
+            self.stall = stall;
         }
     }
 }
 
 /// One line when it begins, and one when it is over.
-fn log_change(metrics: &Metrics, before: Option<Trouble>, now: Option<Trouble>) {
+fn log_change(metrics: &Metrics, before: Option<StallReason>, now: Option<StallReason>) {
     match (before, now) {
-        (None, Some(trouble)) => {
+        (None, Some(stall)) => {
             metrics.liveness().stalled();
-            tracing::error!(reason = trouble.name(), "deliveries_stalled: {}", trouble.in_words());
+            tracing::error!(reason = stall.name(), "deliveries_stalled: {}", stall.in_words());
         }
-        (Some(_), Some(trouble)) => tracing::error!(reason = trouble.name(), "deliveries_stalled: {}", trouble.in_words()),
+        (Some(_), Some(stall)) => tracing::error!(reason = stall.name(), "deliveries_stalled: {}", stall.in_words()),
         (Some(_), None) => tracing::warn!("deliveries_go_on"),
         (None, None) => {}
     }
 }
 
 /// What the store says of a lane, under what holds it. What is in flight waits there, too, and is counted elsewhere.
-fn counted(lane: &LaneSurvey, rows: &[BacklogGroup]) -> ([Waiting; HoldReason::ALL.len()], Waiting) {
-    let (mut held, mut pending) = ([Waiting::default(); HoldReason::ALL.len()], Waiting::default());
+fn counted(lane: &LaneSurvey, rows: &[BacklogGroup]) -> ([HeldRows; HoldReason::ALL.len()], HeldRows) {
+    let (mut held, mut pending) = ([HeldRows::default(); HoldReason::ALL.len()], HeldRows::default());
     let mut in_flight = lane.in_flight;
     for rows in rows {
         let elsewhere = if rows.is_due { in_flight.min(rows.count) } else { 0 };
@@ -261,10 +261,10 @@ impl Watch {
         let watching = std::thread::Builder::new().name("posthaste-watch".to_owned()).spawn(move || {
             let mut was_stuck = false;
             while !ended.load(Ordering::Relaxed) {
-                let is_stuck = watched.liveness().trouble() == Some(Trouble::LoopStuck);
+                let is_stuck = watched.liveness().stall() == Some(StallReason::LoopStuck);
                 if is_stuck != was_stuck {
-                    let trouble = |is_stuck: bool| is_stuck.then_some(Trouble::LoopStuck);
-                    log_change(&watched, trouble(was_stuck), trouble(is_stuck));
+                    let stall = |is_stuck: bool| is_stuck.then_some(StallReason::LoopStuck);
+                    log_change(&watched, stall(was_stuck), stall(is_stuck));
                     was_stuck = is_stuck;
                 }
                 std::thread::sleep(WATCHED_EVERY);
@@ -290,7 +290,7 @@ mod tests {
     use posthaste_core::endpoint::{Endpoint, Status};
     use posthaste_core::event::{Data, Event, EventType, Timing};
     use posthaste_core::id::{DeliveryId, EventId, TenantId};
-    use posthaste_core::scheduler::{Entry, Want};
+    use posthaste_core::scheduler::{Entry, WindowQuery};
     use posthaste_core::text::Labels;
     use posthaste_metrics::Format;
     use posthaste_store::{Body, Claimed, EndpointBundle, SecretText, StoredEndpoint, StoredSecret, WindowRows, partition_of};
@@ -354,7 +354,7 @@ mod tests {
         fn answer_reads(&mut self, effects: Vec<Effect>) {
             for effect in effects {
                 let Effect::ReadWindow { generation, endpoint, want, .. } = effect else { continue };
-                let is_here = want == Want::Fresh(Class::Exempt);
+                let is_here = want == WindowQuery::Fresh(Class::Exempt);
                 let rows = is_here.then(|| self.entry()).into_iter().collect();
                 self.happens(Input::WindowRead { generation, endpoint, want, rows: WindowRows { rows, more: false, seen: 1 } });
             }
@@ -394,16 +394,16 @@ mod tests {
         }
 
         /// So much later, what does a look over everything find?
-        fn after(&mut self, time: Duration) -> Option<Trouble> {
+        fn after(&mut self, time: Duration) -> Option<StallReason> {
             self.now = self.now + time;
             self.surveyor.next_round_at = Instant::now();
             assert!(self.surveyor.step(self.now, &mut self.owner), "all of one lane");
             let page = self.metrics.page(Format::Text);
-            let trouble = self.metrics.liveness().trouble();
+            let stall = self.metrics.liveness().stall();
             let shown = page.contains("posthaste_delivery_stalled")
                 && page.lines().any(|line| line.starts_with("posthaste_delivery_stalled") && line.ends_with(" 1"));
-            assert_eq!(shown, trouble.is_some(), "the page says the same");
-            trouble
+            assert_eq!(shown, stall.is_some(), "the page says the same");
+            stall
         }
     }
 
@@ -415,7 +415,7 @@ mod tests {
         let mut stuck = Stuck::new(Status::Active);
         assert!(matches!(stuck.wants()[..], [Effect::FindWork, Effect::LoadEndpoints { .. }]));
         assert_eq!(stuck.after(SOON), None);
-        assert_eq!(stuck.after(LONG), Some(Trouble::LoadUnanswered));
+        assert_eq!(stuck.after(LONG), Some(StallReason::LoadUnanswered));
         stuck.load_endpoints();
         assert_eq!(stuck.after(SOON), None, "it goes on");
         assert!(stuck.metrics.page(Format::Text).contains("posthaste_delivery_stalls_total 1\n"));
@@ -474,7 +474,7 @@ mod tests {
         let effects = stuck.wants();
         assert!(effects.iter().any(|effect| matches!(effect, Effect::ReadWindow { .. })));
         assert_eq!(stuck.after(SOON), None);
-        assert_eq!(stuck.after(LONG), Some(Trouble::ReadUnanswered));
+        assert_eq!(stuck.after(LONG), Some(StallReason::ReadUnanswered));
         assert!(!stuck.surveyor.is_own_fault(), "it would not answer anybody else");
         stuck.answer_reads(effects);
         assert_eq!(stuck.after(Duration::ZERO), None, "it goes on");
@@ -489,14 +489,14 @@ mod tests {
         stuck.answer_reads(effects);
         // From here on nobody asks who goes next.
         assert_eq!(stuck.after(SOON), None);
-        assert_eq!(stuck.after(LONG), Some(Trouble::NothingStarts));
+        assert_eq!(stuck.after(LONG), Some(StallReason::NothingStarts));
         assert!(stuck.surveyor.is_own_fault(), "somebody else should do it");
         let effects = stuck.wants();
         assert!(effects.iter().any(|effect| matches!(effect, Effect::ReadBodies { .. })), "{effects:?}");
         assert_eq!(stuck.after(Duration::ZERO), None, "it goes on");
         // And now its payload is never found.
         assert_eq!(stuck.after(LONG), None, "a request may take its time");
-        assert_eq!(stuck.after(Options::default().request_max()), Some(Trouble::RequestUnanswered));
+        assert_eq!(stuck.after(Options::default().request_max()), Some(StallReason::RequestUnanswered));
         assert!(stuck.metrics.page(Format::Text).contains("posthaste_delivery_stalls_total 2\n"));
     }
 

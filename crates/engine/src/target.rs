@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use posthaste_core::destination::Refused;
+use posthaste_core::destination::DestinationError;
 use posthaste_core::endpoint::Policies;
 use posthaste_core::scheduler::{LaneConfig, TenantConfig};
 use posthaste_core::time::Timestamp;
@@ -17,7 +17,7 @@ use crate::Options;
 #[derive(Debug)]
 pub struct Target {
     pub(crate) stored: StoredEndpoint,
-    pub(crate) address: Result<Address, Refused>,
+    pub(crate) address: Result<Address, DestinationError>,
     /// With the secrets that are in force for good. During an overlap it is made anew for each attempt.
     signer: Option<Arc<Signer>>,
     /// Something about the endpoint was changed since: no request is begun with this any more. Set by the owner, read by the executor

@@ -12,7 +12,7 @@ use http::Uri;
 use parking_lot::Mutex;
 use posthaste_core::id::AttemptId;
 use posthaste_store::{DeliveryChange, Record, RecordResult};
-use posthaste_traces::{self as traces, Attempt, Begun, Ended, Server, Traces};
+use posthaste_traces::{self as traces, Attempt, AttemptEnd, AttemptStart, Server, Traces};
 
 use crate::owner::{OwnerGeneration, SendRequest};
 
@@ -35,13 +35,13 @@ pub(crate) struct Judged {
     /// Among the records.
     place: usize,
     attempt: Attempt,
-    ended: Ended,
+    ended: AttemptEnd,
 }
 
 /// `None` where nobody looks.
 pub(crate) fn begin(sending: &SendRequest) -> Option<Attempt> {
     let trace = sending.trace?;
-    let begun = Begun {
+    let begun = AttemptStart {
         endpoint: sending.send.endpoint,
         delivery: sending.send.delivery,
         number: sending.number,
@@ -81,7 +81,7 @@ impl Traced {
         let judged = |(place, record): (usize, &Record)| match &record.recorded {
             DeliveryChange::Attempt { attempt, state, .. } => {
                 let seen = answered.attempts.remove(&attempt.id)?;
-                let ended = Ended {
+                let ended = AttemptEnd {
                     attempt: attempt.id,
                     outcome: attempt.outcome,
                     timings: attempt.timings,
@@ -108,7 +108,7 @@ impl Traced {
                 Some(RecordResult::MovedOn) => traces::RecordStatus::MovedOn,
                 Some(RecordResult::NotOwner) | None => traces::RecordStatus::NotOwner,
             };
-            traces.attempted(&attempt, &Ended { recorded, recorded_as, ..ended });
+            traces.attempted(&attempt, &AttemptEnd { recorded, recorded_as, ..ended });
         }
     }
 }

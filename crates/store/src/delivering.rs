@@ -7,7 +7,7 @@ use posthaste_core::delivery::{Outcome, State, Timings};
 use posthaste_core::event::Event;
 use posthaste_core::health::DisableReason;
 use posthaste_core::id::{AttemptId, DeliveryId, EndpointId};
-use posthaste_core::scheduler::{Entry, LaneMemory, Seq, Want};
+use posthaste_core::scheduler::{Entry, LaneMemory, Seq, WindowQuery};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Adaptive;
 
@@ -26,7 +26,7 @@ pub struct EndpointBundle {
 #[derive(Clone, PartialEq, Debug)]
 pub struct WindowRequest {
     pub endpoint: EndpointId,
-    pub want: Want,
+    pub want: WindowQuery,
     pub limit: usize,
 }
 

@@ -20,7 +20,7 @@ use posthaste_core::endpoint::{
 };
 use posthaste_core::event::{EventType, TypePatterns};
 use posthaste_core::filter::Filter;
-use posthaste_core::health::{DisableReason, FailingRun, Health, Told, Warning};
+use posthaste_core::health::{DisableReason, FailingRun, Health, ReportedStage, Warning};
 use posthaste_core::id::{DeliveryId, EndpointId, EndpointUid, TenantId};
 use posthaste_core::quiet_hours::{Days, Maintenance, QuietHours, TimeOfDay, Window};
 use posthaste_core::retry::{Jitter, RetryPolicy, Strategy};
@@ -833,12 +833,12 @@ struct FailingDocument {
     #[serde(default)]
     refusals: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    told: Option<ToldDocument>,
+    told: Option<ReportedStageDocument>,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum ToldDocument {
+enum ReportedStageDocument {
     Refusing,
     Half,
     NineTenths,
@@ -854,10 +854,10 @@ impl FailingDocument {
             failures: run.failures,
             refusals: run.refusals,
             told: run.told.map(|told| match told {
-                Told::Warning(Warning::Refusing) => ToldDocument::Refusing,
-                Told::Warning(Warning::Half) => ToldDocument::Half,
-                Told::Warning(Warning::NineTenths) => ToldDocument::NineTenths,
-                Told::GivenUp => ToldDocument::GivenUp,
+                ReportedStage::Warning(Warning::Refusing) => ReportedStageDocument::Refusing,
+                ReportedStage::Warning(Warning::Half) => ReportedStageDocument::Half,
+                ReportedStage::Warning(Warning::NineTenths) => ReportedStageDocument::NineTenths,
+                ReportedStage::GivenUp => ReportedStageDocument::GivenUp,
             }),
         }
     }
@@ -870,10 +870,10 @@ impl FailingDocument {
             failures: self.failures,
             refusals: self.refusals,
             told: self.told.map(|told| match told {
-                ToldDocument::Refusing => Told::Warning(Warning::Refusing),
-                ToldDocument::Half => Told::Warning(Warning::Half),
-                ToldDocument::NineTenths => Told::Warning(Warning::NineTenths),
-                ToldDocument::GivenUp => Told::GivenUp,
+                ReportedStageDocument::Refusing => ReportedStage::Warning(Warning::Refusing),
+                ReportedStageDocument::Half => ReportedStage::Warning(Warning::Half),
+                ReportedStageDocument::NineTenths => ReportedStage::Warning(Warning::NineTenths),
+                ReportedStageDocument::GivenUp => ReportedStage::GivenUp,
             }),
         }
     }
@@ -1462,8 +1462,9 @@ mod tests {
         ];
         let bucket =
             prop_oneof![Just(Bucket::full()), Just(Bucket::from_nanos(i64::MAX)), any::<i64>().prop_map(Bucket::from_nanos)];
-        let warned = |warning| Some(Told::Warning(warning));
-        let told = vec![None, warned(Warning::Refusing), warned(Warning::Half), warned(Warning::NineTenths), Some(Told::GivenUp)];
+        let warned = |warning| Some(ReportedStage::Warning(warning));
+        let told =
+            vec![None, warned(Warning::Refusing), warned(Warning::Half), warned(Warning::NineTenths), Some(ReportedStage::GivenUp)];
         let long = a_duration(Duration::from_hours(10_000));
         let run = (a_moment(), a_moment(), long, any::<[u32; 2]>(), prop::sample::select(told)).prop_map(
             |(since, last, failing_for, [failures, refusals], told)| FailingRun {

@@ -61,7 +61,7 @@ impl DuplicateBy {
 }
 
 impl NewEvent {
-    pub(crate) fn has_been_resolved(&self) {
+    pub(crate) fn mark_resolved(&self) {
         if let Some(resolved) = &self.resolved {
             let _ = resolved.set(Instant::now());
         }

@@ -34,8 +34,8 @@ use wake_ups::{Sleeper, WakeUps};
 use window::Window;
 
 pub use lane::{Decision, LaneConfig, LaneMemory, TokenWaits};
-pub use survey::{LaneSurvey, Waiting};
-pub use window::{Class, Entry, Seq, Want};
+pub use survey::{HeldRows, LaneSurvey};
+pub use window::{Class, Entry, Seq, WindowQuery};
 
 /// What holds for the whole node.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -70,7 +70,7 @@ pub enum Command {
     End { endpoint: EndpointId, delivery: DeliveryId, state: State },
     /// Read this from the store, at most `limit` rows, then say [`Scheduler::refilled`]. What is in flight is still in the
     /// store, so the limit leaves room for it.
-    Read { endpoint: EndpointId, want: Want, limit: usize },
+    Read { endpoint: EndpointId, want: WindowQuery, limit: usize },
 }
 
 /// Where rows come from when a lane is made.
@@ -308,7 +308,7 @@ impl Scheduler {
 
     /// The answer to [`Command::Read`]. `more` says that it was cut off at its limit, `seen` is the last row that was
     /// committed when it looked.
-    pub fn refilled(&mut self, endpoint: EndpointId, want: &Want, rows: Vec<Entry>, more: bool, seen: Seq) {
+    pub fn refilled(&mut self, endpoint: EndpointId, want: &WindowQuery, rows: Vec<Entry>, more: bool, seen: Seq) {
         let Some(number) = self.lane_numbers.get(&endpoint).copied() else { return };
         let Lane { window, flights, elsewhere, .. } = self.lane_mut(number);
         let is_in_flight = |delivery| flights.contains(delivery) || elsewhere.contains_key(&delivery);

@@ -5,7 +5,7 @@
 use posthaste_core::delivery::{Outcome, State, Timings};
 use posthaste_core::event::EventType;
 use posthaste_core::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId};
-use posthaste_core::scheduler::{Class, Seq, Want};
+use posthaste_core::scheduler::{Class, Seq, WindowQuery};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Trigger;
 use posthaste_store::{AttemptRecord, BodyError, DeliveryChange, DeliveryRow, Error, Record, RecordResult, SweepPage, WindowRows};
@@ -147,8 +147,12 @@ fn a_store_that_is_away_is_asked_again_and_nobody_is_blamed_for_it() {
 
 #[test]
 fn a_window_that_cannot_be_read_waits_until_all_others_are() {
-    let read =
-        |number: u8| Effect::ReadWindow { generation: 1, endpoint: endpoint(number), want: Want::Fresh(Class::Rest), limit: 10 };
+    let read = |number: u8| Effect::ReadWindow {
+        generation: 1,
+        endpoint: endpoint(number),
+        want: WindowQuery::Fresh(Class::Rest),
+        limit: 10,
+    };
     let mut plan = plan((0..8).map(read).collect(), Timestamp::from_millis(0), None);
     assert_eq!(plan.executions.len(), 1, "they are read together");
     let (mut execution, mut progress) = plan.executions.pop().unwrap();

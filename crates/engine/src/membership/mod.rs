@@ -17,7 +17,7 @@ use crate::lease::{Heartbeat, Lease};
 use crate::owner::Input;
 
 pub use machine::{
-    Ended, LoopHealth, MembershipCall, MembershipMachine, MembershipNews, MembershipProgress, MembershipReply, RENEWED_EVERY,
+    LeaveReason, LoopHealth, MembershipCall, MembershipMachine, MembershipNews, MembershipProgress, MembershipReply, RENEWED_EVERY,
 };
 
 pub(crate) struct Membership {
@@ -117,10 +117,10 @@ impl Membership {
                 let _ = self.inbox.send(Input::PartitionsClaimed(claimed));
                 self.handed_over.add(&in_flight_elsewhere);
             }
-            Some(MembershipNews::Ended(ended)) => {
+            Some(MembershipNews::LeaveReason(ended)) => {
                 match ended {
-                    Ended::Lease => tracing::error!("the lease has ended: this node drops everything and joins again"),
-                    Ended::Stalled => tracing::error!("this node does not deliver what is due: it leaves that to others"),
+                    LeaveReason::Lease => tracing::error!("the lease has ended: this node drops everything and joins again"),
+                    LeaveReason::Stalled => tracing::error!("this node does not deliver what is due: it leaves that to others"),
                 }
                 self.heartbeat.stalled(false);
                 *self.node.lock() = None;

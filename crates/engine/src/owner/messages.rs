@@ -6,7 +6,7 @@ use std::time::Duration;
 use posthaste_core::event::Event;
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
 use posthaste_core::notice::Noticed;
-use posthaste_core::scheduler::{Seq, Want};
+use posthaste_core::scheduler::{Seq, WindowQuery};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Trigger;
 use posthaste_core::trace::Trace;
@@ -60,7 +60,7 @@ pub enum Input {
     WindowRead {
         generation: OwnerGeneration,
         endpoint: EndpointId,
-        want: Want,
+        want: WindowQuery,
         rows: WindowRows,
     },
     BodiesRead {
@@ -129,7 +129,7 @@ pub enum Effect {
     ReadWindow {
         generation: OwnerGeneration,
         endpoint: EndpointId,
-        want: Want,
+        want: WindowQuery,
         limit: usize,
     },
     ReadBodies {

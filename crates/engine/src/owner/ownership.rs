@@ -7,7 +7,7 @@ use posthaste_core::bucket::Bucket;
 use posthaste_core::endpoint::Override;
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
 use posthaste_core::plant::{self, Plant};
-use posthaste_core::scheduler::{Backlog, LaneConfig, LaneMemory, Seq, Want};
+use posthaste_core::scheduler::{Backlog, LaneConfig, LaneMemory, Seq, WindowQuery};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::{Adaptive, Mode};
 use posthaste_store::{
@@ -18,7 +18,7 @@ use posthaste_store::{
 use super::timeouts::{DAY, HOUR};
 use super::{Effect, Owner};
 use crate::Target;
-use crate::tally::Recent;
+use crate::tally::RecentAttempts;
 use crate::target::{lane_config, tenant_config};
 
 /// What is known about an endpoint beside its lane.
@@ -32,7 +32,7 @@ pub(super) struct EndpointState {
     pub(super) timeout: Adaptive,
     /// As the store has it.
     pub(super) written: LaneMemory,
-    pub(super) recent: Recent,
+    pub(super) recent: RecentAttempts,
     /// When its timeout is computed next, if something is sent by then.
     pub(super) computes_at: Timestamp,
     pub(super) reviews_at: Timestamp,
@@ -252,7 +252,7 @@ impl Owner {
     }
 
     /// What a read brings. What is being called off stays where it is until that is recorded.
-    pub(super) fn window_read(&mut self, endpoint: EndpointId, want: &Want, mut rows: WindowRows) {
+    pub(super) fn window_read(&mut self, endpoint: EndpointId, want: &WindowQuery, mut rows: WindowRows) {
         self.mark_seen(endpoint, rows.seen);
         if !plant::is(Plant::WithdrawnIsSent) {
             rows.rows.retain(|row| {
@@ -389,7 +389,7 @@ impl Owner {
                     mode,
                     timeout,
                     written,
-                    recent: Recent::default(),
+                    recent: RecentAttempts::default(),
                     computes_at: computed_at + DAY,
                     reviews_at: now + HOUR,
                     spiked_at: None,

@@ -7,7 +7,7 @@ use posthaste_core::delivery::{CancelReason, DeadReason, Outcome, State, Verdict
 use posthaste_core::event::Event;
 use posthaste_core::health::DisableReason;
 use posthaste_core::id::{DeliveryId, EndpointId, EventId, TenantId};
-use posthaste_core::notice::{Noticed, What};
+use posthaste_core::notice::{NoticeKind, Noticed};
 use posthaste_core::plant::{self, Plant};
 use posthaste_core::scheduler::{Decision, Entry, LaneMemory, Seq};
 use posthaste_core::time::Timestamp;
@@ -261,10 +261,10 @@ impl Owner {
             return vec![];
         }
         let (failures, since) = failing;
-        let of_health = decision.news.and_then(|news| What::of_news(news, failures, since));
-        let of_circuit = decision.transition.and_then(What::of_transition);
-        let of_status = decision.disables_endpoint.map(|_| What::Disabled);
-        let of_death = decision.verdict.is_death().then_some(What::Died);
+        let of_health = decision.news.and_then(|news| NoticeKind::of_news(news, failures, since));
+        let of_circuit = decision.transition.and_then(NoticeKind::of_transition);
+        let of_status = decision.disables_endpoint.map(|_| NoticeKind::Disabled);
+        let of_death = decision.verdict.is_death().then_some(NoticeKind::Died);
         let all = [of_health, of_circuit, of_status, of_death];
         let tenant = &self.endpoints.get(&endpoint).expect("a lane is of a known endpoint").tenant;
         all.into_iter().flatten().map(|what| Noticed { at: now, endpoint, tenant: tenant.clone(), what }).collect()
@@ -274,7 +274,7 @@ impl Owner {
     fn death(&self, endpoint: EndpointId, state: State) -> Vec<Noticed> {
         let State::Dead { at, .. } = state else { return vec![] };
         let Some(known) = self.endpoints.get(&endpoint).filter(|_| self.options.notices.is_some()) else { return vec![] };
-        vec![Noticed { at, endpoint, tenant: known.tenant.clone(), what: What::Died }]
+        vec![Noticed { at, endpoint, tenant: known.tenant.clone(), what: NoticeKind::Died }]
     }
 
     pub(super) fn record(

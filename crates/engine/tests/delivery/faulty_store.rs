@@ -9,12 +9,12 @@ use posthaste_core::id::{DeliveryId, EndpointId, EventId, KeyId, ReplayId, Tenan
 use posthaste_core::scheduler::Seq;
 use posthaste_core::time::Timestamp;
 use posthaste_store::{
-    Answer, ApplyResult, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, ChangeResult, Claimed, CleanupStep,
+    ApplyResult, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, ChangeResult, Claimed, CleanupStep,
     ClockStatus, Command, CommandOutcome, Commands, DeliveryQuery, DeliveryRow, EndSessions, EndpointBundle, EndpointQuery,
     EndpointVersion, Error, EventQuery, EventRow, Feed, GivenUp, HandedOver, Housekeeping, Key, KeyHash, LaneSnapshot, LaneState,
     NewEvent, NewReplay, NewSession, NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordResult, Refusal,
     ReplayCount, ReplayFilter, ReplayRow, RowsAfter, SealedValues, SessionQuery, StatisticsQuery, StatisticsStep, Store,
-    StoredEndpoint, StoredSession, StoredTenant, SweepPage, WindowRequest, WindowRows,
+    StoreFuture, StoredEndpoint, StoredSession, StoredTenant, SweepPage, WindowRequest, WindowRows,
 };
 
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +72,7 @@ impl FaultyStore {
 
 macro_rules! verbs {
     ($($verb:ident($($name:ident: $type:ty),*) -> $answer:ty;)*) => {
-        $(fn $verb(&self, $($name: $type),*) -> Answer<'_, $answer> {
+        $(fn $verb(&self, $($name: $type),*) -> StoreFuture<'_, $answer> {
             Box::pin(async move {
                 self.may_fail(stringify!($verb))?;
                 self.behind.$verb($($name),*).await

@@ -7,13 +7,13 @@
 //! them. News of a commit may be lost, in which case a sweep brings it two seconds later. After every step the checker
 //! (`checker.rs`) compares what happened with the promises.
 
+mod clients;
 mod clock;
 mod effects;
+mod faults;
 mod members;
-mod people;
 mod receivers;
 mod store;
-mod trouble;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -21,7 +21,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use posthaste_core::admission::{self, Facts, HoldReason, LaneFacts, Standing};
+use posthaste_core::admission::{self, DeliveryStatus, Facts, HoldReason, LaneFacts};
 use posthaste_core::bucket::RateLimit;
 use posthaste_core::delivery::{Outcome, State};
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
@@ -41,9 +41,9 @@ use rand_chacha::ChaCha8Rng;
 use crate::checker::{Checker, Hit, Violation};
 use crate::draw::{self, Mood};
 
+use clients::{PendingCommand, Publishing, Replay};
 use clock::{Machine, SKEW_MAX_MS};
 use effects::{Running, turns};
-use people::{Publishing, Question, Replay};
 use store::{Holding, Kind, Store};
 pub(crate) use store::{Member, Row};
 
@@ -289,7 +289,7 @@ enum Step {
     TestSend,
     Erase,
     CommandRequest {
-        question: Box<Question>,
+        question: Box<PendingCommand>,
         asked: Box<posthaste_store::CommandRequest>,
     },
     Crash,
@@ -379,7 +379,7 @@ pub(crate) struct World {
     answered: BTreeMap<(Member, DeliveryId), Hit>,
     /// Sent, and the record of it is not committed.
     unrecorded: BTreeMap<usize, Member>,
-    questions: Vec<Question>,
+    questions: Vec<PendingCommand>,
     /// When a number was last taken.
     numbered_at: Timestamp,
     store_fails_until: Timestamp,
@@ -814,22 +814,23 @@ impl World {
         };
         let standing = admission::explain(self.now, &facts);
         // A moment ago it may have been held by something that has ended by itself.
-        let was_held = standing == Standing::Pending
-            && matches!(admission::explain(self.now - Duration::from_secs(10), &facts), Standing::Held { .. });
+        let was_held = standing == DeliveryStatus::Pending
+            && matches!(admission::explain(self.now - Duration::from_secs(10), &facts), DeliveryStatus::Held { .. });
         let name = match standing {
-            Standing::Pending => "pending".to_owned(),
-            Standing::Delivering => "delivering".to_owned(),
-            Standing::Held { reason, .. } => format!("held: {}", reason.name()),
-            Standing::Delivered { .. } => "delivered".to_owned(),
-            Standing::Dead { reason, .. } => format!("dead: {}", reason.name()),
-            Standing::Cancelled { reason, .. } => format!("cancelled: {}", reason.name()),
+            DeliveryStatus::Pending => "pending".to_owned(),
+            DeliveryStatus::Delivering => "delivering".to_owned(),
+            DeliveryStatus::Held { reason, .. } => format!("held: {}", reason.name()),
+            DeliveryStatus::Delivered { .. } => "delivered".to_owned(),
+            DeliveryStatus::Dead { reason, .. } => format!("dead: {}", reason.name()),
+            DeliveryStatus::Cancelled { reason, .. } => format!("cancelled: {}", reason.name()),
         };
         // What an owner before has in flight takes slots until its deadline, and a moment ago still did.
         let was_awaited = self.store.promised.iter().any(|(seq, promised)| {
             let other = &self.store.rows[store::row_number(*seq)];
             other.partition == row.partition && self.now < promised.until + Duration::from_secs(10)
         });
-        let concurrency = was_held || was_awaited || matches!(standing, Standing::Held { reason: HoldReason::Concurrency, .. });
+        let concurrency =
+            was_held || was_awaited || matches!(standing, DeliveryStatus::Held { reason: HoldReason::Concurrency, .. });
         self.visit("standing", &name);
         let mut checker = std::mem::take(&mut self.checker);
         let verdict = checker.seen(self, number, standing, concurrency);

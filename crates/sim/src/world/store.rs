@@ -14,8 +14,8 @@ use posthaste_core::endpoint::{Endpoint as Said, MaxInFlight, Override, PolicyOv
 use posthaste_core::event::{Event, EventType};
 use posthaste_core::id::{DeliveryId, EndpointId};
 use posthaste_core::plant::{self, Plant};
-use posthaste_core::retention::{Keeping, Standing};
-use posthaste_core::scheduler::{Class, Entry, LaneConfig, LaneMemory, Seq, Want};
+use posthaste_core::retention::{Keeping, RetentionStatus};
+use posthaste_core::scheduler::{Class, Entry, LaneConfig, LaneMemory, Seq, WindowQuery};
 use posthaste_core::tenant::Tenant as SaidOfTenant;
 use posthaste_core::text::OrderingKey;
 use posthaste_core::time::Timestamp;
@@ -76,11 +76,11 @@ impl Row {
     }
 
     /// What retention goes by.
-    pub(crate) fn kept_as(&self) -> Standing {
+    pub(crate) fn kept_as(&self) -> RetentionStatus {
         match self.state {
-            State::Waiting { due } => Standing::Waiting { due },
-            State::Dead { at, .. } => Standing::Dead { at },
-            State::Delivered { at } | State::Cancelled { at, .. } => Standing::Ended { at },
+            State::Waiting { due } => RetentionStatus::Waiting { due },
+            State::Dead { at, .. } => RetentionStatus::Dead { at },
+            State::Delivered { at } | State::Cancelled { at, .. } => RetentionStatus::Ended { at },
         }
     }
 
@@ -227,7 +227,7 @@ impl Store {
         self.open.remove(&self.rows[number].seq);
     }
 
-    fn has_ended(&mut self, number: usize) {
+    fn mark_ended(&mut self, number: usize) {
         let row = &self.rows[number];
         let backlog = &mut self.backlogs[row.endpoint];
         backlog.rows.remove(&number);
@@ -245,7 +245,7 @@ impl Store {
     pub(crate) fn delete(&mut self, number: usize) {
         self.rows[number].is_committed = false;
         self.attempts.remove(&number);
-        self.has_ended(number);
+        self.mark_ended(number);
     }
 
     /// The last row that is committed.
@@ -292,24 +292,24 @@ impl Store {
     }
 
     /// The first rows of a queue at this moment, in its order.
-    pub(crate) fn window(&self, reader: usize, endpoint: usize, want: &Want, limit: usize) -> WindowRows {
+    pub(crate) fn window(&self, reader: usize, endpoint: usize, want: &WindowQuery, limit: usize) -> WindowRows {
         let waiting = || self.waiting(endpoint).map(|(_, row)| row).filter(|row| row.key.is_none());
         let keys = self.backlogs.get(endpoint).map(|backlog| &backlog.keys);
         let head = |rows: &BTreeSet<usize>| &self.rows[*rows.first().expect("a key without rows is removed")];
         let mut rows: Vec<&Row> = match want {
-            Want::Fresh(class) => waiting().filter(|row| !row.is_later && row.class == *class).collect(),
-            Want::Later(class) => waiting().filter(|row| row.is_later && row.class == *class).collect(),
-            Want::Heads { after } => {
+            WindowQuery::Fresh(class) => waiting().filter(|row| !row.is_later && row.class == *class).collect(),
+            WindowQuery::Later(class) => waiting().filter(|row| row.is_later && row.class == *class).collect(),
+            WindowQuery::Heads { after } => {
                 let from = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
                 let behind = keys.into_iter().flat_map(|keys| keys.range::<OrderingKey, _>((from, Bound::Unbounded)));
                 behind.take(limit + 1).map(|(_, rows)| head(rows)).collect()
             }
-            Want::Head(key) => keys.and_then(|keys| keys.get(key)).map(head).into_iter().collect(),
+            WindowQuery::Head(key) => keys.and_then(|keys| keys.get(key)).map(head).into_iter().collect(),
         };
         match want {
-            Want::Fresh(_) => rows.sort_by_key(|row| (row.timestamp, row.seq)),
-            Want::Later(_) => rows.sort_by_key(|row| (row.due(), row.seq)),
-            Want::Heads { .. } | Want::Head(_) => {}
+            WindowQuery::Fresh(_) => rows.sort_by_key(|row| (row.timestamp, row.seq)),
+            WindowQuery::Later(_) => rows.sort_by_key(|row| (row.due(), row.seq)),
+            WindowQuery::Heads { .. } | WindowQuery::Head(_) => {}
         }
         let more = rows.len() > limit;
         rows.truncate(limit);
@@ -453,7 +453,7 @@ impl Store {
         if let Some(number) = seq.map(row_number)
             && self.rows[number].due().is_none()
         {
-            self.has_ended(number);
+            self.mark_ended(number);
         }
         // A leaver has no say in the lane any more.
         let is_late = !is_owner;

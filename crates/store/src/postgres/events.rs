@@ -21,7 +21,7 @@ use tokio::time::timeout;
 use tokio_postgres::Row;
 
 use super::committer::Writing;
-use super::connection::{CommitId, Connection, Flight, Problem, Remedy, Tries, Use};
+use super::connection::{CommitId, Connection, Flight, Problem, Remedy, Retries, Use};
 use super::in_flight::Opened;
 use super::row::{self, Parameters};
 use super::slots::{Slot, Table, end_of, slot_of};
@@ -115,7 +115,7 @@ impl Postgres {
                 answers[place] = Some(Published::TooCostly(too_costly));
                 continue;
             }
-            plan.new.has_been_resolved();
+            plan.new.mark_resolved();
             bytes += plan.new.event.data.as_str().len() + ROW_BYTES * (1 + plan.chosen.len());
             plans.push(plan);
         }
@@ -135,7 +135,7 @@ impl Writing for Publishing {
     type Answer = Vec<Published>;
 
     async fn write(&self, calls: &mut [Vec<Plan>]) -> Result<Vec<Vec<Published>>, Problem> {
-        let (mut tries, mut detours) = (Tries::new(), 0);
+        let (mut tries, mut detours) = (Retries::new(), 0);
         if !are_of_one_mind(calls) {
             self.0.plan_again(calls).await?;
         }
@@ -257,7 +257,7 @@ impl Database {
         };
         let seqs = match flight.land().await {
             Ok(landed) => {
-                connection.is_left_in_order();
+                connection.mark_reusable();
                 seqs_by_id(&landed[published])
             }
             Err(crash) => {

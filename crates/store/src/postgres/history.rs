@@ -10,7 +10,7 @@ use posthaste_core::text::{IdempotencyKey, OrderingKey, Version};
 use tokio_postgres::Row;
 
 use super::connection::{Connection, Problem};
-use super::lanes::Place;
+use super::lanes::EventLocation;
 use super::slots::{Slot, day_of, slot};
 use super::{Database, configuration, lanes, row};
 use crate::columns::{StateColumns, checked_data, corrupt, duration, labels, limit, outcome, signed, state, unsigned};
@@ -366,10 +366,14 @@ async fn find(connection: &Connection, tenant: Option<&TenantId>, id: DeliveryId
 }
 
 /// Where an event may be, without a look at all the days that there are.
-pub(super) async fn places_of_event(connection: &Connection, tenant: Option<&str>, id: &EventId) -> Result<Vec<Place>, Problem> {
+pub(super) async fn places_of_event(
+    connection: &Connection,
+    tenant: Option<&str>,
+    id: &EventId,
+) -> Result<Vec<EventLocation>, Problem> {
     let (first, last) = slots_around(id);
     let rows = connection.query(SELECT_PLACES, &[&id.as_str(), &tenant, &first, &last]).await?;
-    let place = |row| Ok(Place { slot: row::column(row, "slot")?, seq: row::column(row, "seq")? });
+    let place = |row| Ok(EventLocation { slot: row::column(row, "slot")?, seq: row::column(row, "seq")? });
     Ok(rows.iter().map(place).collect::<Result<_, Error>>()?)
 }
 

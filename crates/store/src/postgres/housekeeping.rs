@@ -40,8 +40,8 @@ const LOOK_ROWS: usize = 500;
 const DELETED_ENDPOINTS_PER_LOOK: i64 = 250;
 
 /// A place in an index by time and id.
-type Place = (i64, Vec<u8>);
-const FRONT: Place = (i64::MIN, Vec::new());
+type IndexPosition = (i64, Vec<u8>);
+const FRONT: IndexPosition = (i64::MIN, Vec::new());
 
 /// How far it has come. What has to survive a restart is in the database.
 #[derive(Debug, Default)]
@@ -49,7 +49,7 @@ pub(super) struct Progress {
     /// Held by whoever takes a step.
     looks: tokio::sync::Mutex<Looks>,
     copying: Mutex<BTreeMap<(Table, Slot), Copying>>,
-    overdue: Mutex<OverduePlaces>,
+    overdue: Mutex<OverduePositions>,
 }
 
 /// Where the next looks start; at the front after the last row.
@@ -59,8 +59,8 @@ struct Looks {
     events: Rotation,
     kept_events: i64,
     expired_ids: (i64, String, String),
-    replays: Place,
-    endpoints: Place,
+    replays: IndexPosition,
+    endpoints: IndexPosition,
     tenants: (i64, String),
     versions: (Vec<u8>, i64),
     lanes: Vec<u8>,
@@ -87,14 +87,14 @@ impl Default for Looks {
 }
 
 #[derive(Clone, Debug)]
-struct OverduePlaces {
+struct OverduePositions {
     retained: i64,
-    endpoints: Place,
+    endpoints: IndexPosition,
 }
 
-impl Default for OverduePlaces {
-    fn default() -> OverduePlaces {
-        OverduePlaces { retained: 0, endpoints: FRONT }
+impl Default for OverduePositions {
+    fn default() -> OverduePositions {
+        OverduePositions { retained: 0, endpoints: FRONT }
     }
 }
 
@@ -182,7 +182,7 @@ impl Database {
             Ok(Some(walked)) => {
                 swept.deliveries += walked.deleted.deliveries;
                 swept.events += walked.deleted.events;
-                walked.more.into_iter().for_each(|tenant| rotation.has_more(tenant));
+                walked.more.into_iter().for_each(|tenant| rotation.requeue(tenant));
                 Ok(true)
             }
             Ok(None) => {
@@ -233,7 +233,7 @@ impl Database {
             Ok(walked) => {
                 let walked = walked.unwrap_or_default();
                 swept.events += walked.deleted.events;
-                walked.more.into_iter().for_each(|tenant| rotation.has_more(tenant));
+                walked.more.into_iter().for_each(|tenant| rotation.requeue(tenant));
                 Ok(())
             }
             Err(error) => {
@@ -574,8 +574,8 @@ const DELETE_MINUTES_OF_TENANTS: &str = "DELETE FROM minutes_of_tenants WHERE (t
 struct Rest {
     swept: CleanupStep,
     kept_events: i64,
-    replays: Place,
-    endpoints: Place,
+    replays: IndexPosition,
+    endpoints: IndexPosition,
     tenants: (i64, String),
     versions: (Vec<u8>, i64),
     lanes: Vec<u8>,
@@ -653,7 +653,7 @@ async fn sweep_the_rest(
 /// Rows that were looked at by time and id, some of which were deleted.
 struct Looked {
     deleted: u64,
-    go_on: Place,
+    go_on: IndexPosition,
 }
 
 impl Looked {
@@ -847,8 +847,12 @@ async fn expired(connection: &Connection, now: Timestamp, rows_max: usize) -> Re
 }
 
 /// What waits at deleted endpoints: at the newest, and at some of the others in turn. Answers where to go on.
-async fn of_deleted(connection: &Connection, from: &Place, rows_max: usize) -> Result<(Place, Vec<Overdue>), Problem> {
-    let read = |row: &Row| Ok::<Place, Error>((row::column(row, "deleted_at_ms")?, row::column(row, "id")?));
+async fn of_deleted(
+    connection: &Connection,
+    from: &IndexPosition,
+    rows_max: usize,
+) -> Result<(IndexPosition, Vec<Overdue>), Problem> {
+    let read = |row: &Row| Ok::<IndexPosition, Error>((row::column(row, "deleted_at_ms")?, row::column(row, "id")?));
     let newest = connection.query(SELECT_NEWEST_DELETED, &[&DELETED_ENDPOINTS_PER_LOOK]).await?;
     let mut endpoints = newest.iter().map(read).collect::<Result<BTreeSet<_>, _>>()?;
     let others = connection.query(SELECT_NEXT_DELETED, &[&from.0, &from.1, &DELETED_ENDPOINTS_PER_LOOK]).await?;

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use posthaste_core::event::{Event, EventType, Timing};
 use posthaste_core::id::{DeliveryId, EndpointId, EventId, TenantId};
-use posthaste_core::scheduler::{Class, Entry, Seq, Want};
+use posthaste_core::scheduler::{Class, Entry, Seq, WindowQuery};
 use posthaste_core::text::{IdempotencyKey, OrderingKey, Version};
 use tokio::time::timeout;
 use tokio_postgres::Row;
 
 use super::cluster::is_awaited;
 use super::committer::Writing;
-use super::connection::{CommitId, Connection, Flight, INSERT_COMMIT, Problem, Remedy, Tries, Use};
+use super::connection::{CommitId, Connection, Flight, INSERT_COMMIT, Problem, Remedy, Retries, Use};
 use super::row::{self, Parameters, optional_storable, storable};
 use super::slots::{Slot, Table, day_of, slot};
 use super::{Database, Postgres, configuration};
@@ -93,7 +93,7 @@ impl Database {
             let rows = connection.query(SELECT_EVENTS_OF_DELIVERIES, &[&seqs]).await?;
             let mut places = HashMap::new();
             for row in &rows {
-                let of = Place { slot: row::column(row, "event_slot")?, seq: row::column(row, "event_seq")? };
+                let of = EventLocation { slot: row::column(row, "event_slot")?, seq: row::column(row, "event_seq")? };
                 let delivery = DeliveryId::from_bytes(row::bytes(row, "id")?);
                 places.insert(row::column::<i64>(row, "seq")?, (delivery, row::text(row, "tenant")?, of));
             }
@@ -125,10 +125,10 @@ impl Database {
 fn select_window(asked: &WindowRequest) -> (&'static str, Parameters<'_>) {
     let (endpoint, wanted) = (asked.endpoint.to_bytes().to_vec(), limit(asked.limit.saturating_add(1)));
     match &asked.want {
-        Want::Fresh(class) => (SELECT_FRESH, row::parameters![endpoint, class_code(*class), wanted]),
-        Want::Later(class) => (SELECT_LATER, row::parameters![endpoint, class_code(*class), wanted]),
-        Want::Head(key) => (SELECT_HEAD, row::parameters![endpoint, key.as_str()]),
-        Want::Heads { after } => {
+        WindowQuery::Fresh(class) => (SELECT_FRESH, row::parameters![endpoint, class_code(*class), wanted]),
+        WindowQuery::Later(class) => (SELECT_LATER, row::parameters![endpoint, class_code(*class), wanted]),
+        WindowQuery::Head(key) => (SELECT_HEAD, row::parameters![endpoint, key.as_str()]),
+        WindowQuery::Heads { after } => {
             let after = after.as_ref().map_or("", OrderingKey::as_str);
             (SELECT_HEADS, row::parameters![endpoint, after, wanted])
         }
@@ -198,13 +198,16 @@ pub(super) async fn last_seq(connection: &Connection) -> Result<Seq, Problem> {
 
 /// Where an event is, unless it was kept aside.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Place {
+pub(super) struct EventLocation {
     pub(super) slot: Slot,
     pub(super) seq: i64,
 }
 
 /// Events by their numbers. Their own days are named, because each day that is not is one more table to look at.
-pub(super) async fn events_at(connection: &Connection, places: impl Iterator<Item = Place>) -> Result<HashMap<i64, Row>, Problem> {
+pub(super) async fn events_at(
+    connection: &Connection,
+    places: impl Iterator<Item = EventLocation>,
+) -> Result<HashMap<i64, Row>, Problem> {
     let (slots, seqs): (BTreeSet<Slot>, BTreeSet<i64>) = places.map(|place| (place.slot, place.seq)).unzip();
     if seqs.is_empty() {
         return Ok(HashMap::new());
@@ -306,7 +309,7 @@ impl Database {
         are_late: bool,
         answers: &mut [RecordResult],
     ) -> Result<Vec<usize>, Problem> {
-        let (mut tries, mut detours) = (Tries::new(), 0);
+        let (mut tries, mut detours) = (Retries::new(), 0);
         loop {
             let problem = match self.try_to_record(records, places, are_late).await {
                 Ok(recorded) => {
@@ -438,7 +441,7 @@ impl Database {
                 return Ok(recorded);
             }
         }
-        connection.is_left_in_order();
+        connection.mark_reusable();
         Ok(recorded)
     }
 

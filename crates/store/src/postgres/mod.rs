@@ -14,7 +14,7 @@ mod housekeeping;
 mod in_flight;
 mod lanes;
 mod migrations;
-mod news;
+mod notifications;
 mod replays;
 mod retention;
 mod routing;
@@ -44,7 +44,7 @@ pub use connection::{read_url, sentence};
 use events::Publishing;
 use in_flight::InFlight;
 use lanes::Recording;
-use news::News;
+use notifications::Notifications;
 use slots::Slots;
 
 /// Two commits of publishers may be in flight: while one is flushed, the next is written.
@@ -78,7 +78,7 @@ struct Database {
     in_flight: Arc<InFlight>,
     slots: Slots,
     /// What other nodes ask for.
-    news: News,
+    news: Notifications,
     /// Whoever was last to listen for commands.
     listener: Mutex<Option<Weak<mpsc::Sender<Queued>>>>,
     housekeeping: housekeeping::Progress,
@@ -98,7 +98,7 @@ impl Postgres {
             options,
             in_flight: Arc::new(InFlight::default()),
             slots: Slots::default(),
-            news: News::new(config),
+            news: Notifications::new(config),
             listener: Mutex::default(),
             housekeeping: housekeeping::Progress::default(),
         });
@@ -220,7 +220,7 @@ const PUT_MASTER_KEY: &str =
 
 macro_rules! verbs {
     ($($verb:ident($($name:ident: $type:ty),*) -> $answer:ty;)*) => {
-        $(fn $verb(&self, $($name: $type),*) -> crate::Answer<'_, $answer> {
+        $(fn $verb(&self, $($name: $type),*) -> crate::StoreFuture<'_, $answer> {
             Box::pin(self.0.database.$verb($($name),*))
         })*
     };
@@ -234,12 +234,12 @@ mod verbs {
 
     use super::{Feed, Postgres, commands};
     use crate::{
-        Answer, ApplyResult, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, ChangeResult, Claimed,
-        CleanupStep, ClockStatus, Command, CommandOutcome, Commands, DeliveryQuery, DeliveryRow, EndSessions, EndpointBundle,
-        EndpointQuery, EndpointVersion, EventQuery, EventRow, GivenUp, HandedOver, Housekeeping, Key, KeyHash, LaneSnapshot,
-        LaneState, NewEvent, NewReplay, NewSession, NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordResult,
-        Refusal, ReplayCount, ReplayFilter, ReplayRow, RowsAfter, SealedValues, SessionQuery, StatisticsQuery, StatisticsStep,
-        Store, StoredEndpoint, StoredSession, StoredTenant, SweepPage, WindowRequest, WindowRows,
+        ApplyResult, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, ChangeResult, Claimed, CleanupStep,
+        ClockStatus, Command, CommandOutcome, Commands, DeliveryQuery, DeliveryRow, EndSessions, EndpointBundle, EndpointQuery,
+        EndpointVersion, EventQuery, EventRow, GivenUp, HandedOver, Housekeeping, Key, KeyHash, LaneSnapshot, LaneState, NewEvent,
+        NewReplay, NewSession, NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordResult, Refusal, ReplayCount,
+        ReplayFilter, ReplayRow, RowsAfter, SealedValues, SessionQuery, StatisticsQuery, StatisticsStep, Store, StoreFuture,
+        StoredEndpoint, StoredSession, StoredTenant, SweepPage, WindowRequest, WindowRows,
     };
 
     impl Store for Postgres {
@@ -271,15 +271,15 @@ mod verbs {
             commands::listen(&self.0.database, node)
         }
 
-        fn publish(&self, events: Vec<NewEvent>) -> Answer<'_, Vec<Published>> {
+        fn publish(&self, events: Vec<NewEvent>) -> StoreFuture<'_, Vec<Published>> {
             Box::pin(self.publish_in_a_group(events))
         }
 
-        fn record(&self, records: Vec<Record>) -> Answer<'_, Vec<RecordResult>> {
+        fn record(&self, records: Vec<Record>) -> StoreFuture<'_, Vec<RecordResult>> {
             Box::pin(self.record_in_a_group(records))
         }
 
-        fn close(&self) -> Answer<'_, ()> {
+        fn close(&self) -> StoreFuture<'_, ()> {
             Box::pin(self.close_after_what_waits())
         }
 

@@ -59,7 +59,7 @@ impl Sqlite {
                         continue;
                     }
                 };
-                new.has_been_resolved();
+                new.mark_resolved();
                 bytes += new.event.data.as_str().len() + ROW_BYTES * (1 + chosen.len());
                 plans.push(Plan { digest: digest_of(&new.event).await?, versions: routing.versions, chosen, new });
             }

@@ -3,7 +3,7 @@
 use posthaste_core::delivery::State as DeliveryState;
 use posthaste_core::event::{Event, EventType, Timing};
 use posthaste_core::id::{DeliveryId, EndpointId, EventId, TenantId};
-use posthaste_core::scheduler::{Class, Entry, Seq, Want};
+use posthaste_core::scheduler::{Class, Entry, Seq, WindowQuery};
 use posthaste_core::text::{IdempotencyKey, OrderingKey, Version};
 use posthaste_core::time::Timestamp;
 use rusqlite::{Connection, Row, params};
@@ -101,19 +101,19 @@ pub(super) fn with_work(connection: &Connection, after: Option<EndpointId>, rows
 fn window(connection: &Connection, asked: &WindowRequest, seen: Seq) -> Result<WindowRows, Error> {
     let (endpoint, wanted) = (asked.endpoint.to_bytes(), limit(asked.limit.saturating_add(1)));
     let mut rows = match &asked.want {
-        Want::Fresh(class) => {
+        WindowQuery::Fresh(class) => {
             let mut select = connection.prepare_cached(SELECT_QUEUED)?;
             row::all(select.query(params![endpoint, class_code(*class), wanted])?, entry)?
         }
-        Want::Later(class) => {
+        WindowQuery::Later(class) => {
             let mut select = connection.prepare_cached(SELECT_QUEUED)?;
             row::all(select.query(params![endpoint, LATER + class_code(*class), wanted])?, entry)?
         }
-        Want::Head(key) => {
+        WindowQuery::Head(key) => {
             let mut select = connection.prepare_cached(SELECT_HEAD)?;
             row::all(select.query(params![endpoint, key.as_str()])?, entry)?
         }
-        Want::Heads { after } => {
+        WindowQuery::Heads { after } => {
             let after = after.as_ref().map_or("", OrderingKey::as_str);
             let mut select = connection.prepare_cached(SELECT_HEADS)?;
             row::all(select.query(params![endpoint, after, wanted])?, entry)?

@@ -222,7 +222,7 @@ impl From<rusqlite::Error> for Error {
 
 macro_rules! verbs {
     ($($verb:ident($($name:ident: $type:ty),*) -> $answer:ty;)*) => {
-        $(fn $verb(&self, $($name: $type),*) -> crate::Answer<'_, $answer> {
+        $(fn $verb(&self, $($name: $type),*) -> crate::StoreFuture<'_, $answer> {
             Box::pin(Sqlite::$verb(self, $($name),*))
         })*
     };
@@ -238,12 +238,12 @@ mod verbs {
 
     use super::{Feed, Sqlite};
     use crate::{
-        Answer, ApplyResult, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, ChangeResult, Claimed,
-        CleanupStep, ClockStatus, Command, CommandOutcome, Commands, DeliveryQuery, DeliveryRow, EndSessions, EndpointBundle,
-        EndpointQuery, EndpointVersion, EventQuery, EventRow, GivenUp, HandedOver, Housekeeping, Key, KeyHash, LaneSnapshot,
-        LaneState, NewEvent, NewReplay, NewSession, NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordResult,
-        Refusal, ReplayCount, ReplayFilter, ReplayRow, RowsAfter, SealedValues, SessionQuery, StatisticsQuery, StatisticsStep,
-        Store, StoredEndpoint, StoredSession, StoredTenant, SweepPage, WindowRequest, WindowRows,
+        ApplyResult, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, ChangeResult, Claimed, CleanupStep,
+        ClockStatus, Command, CommandOutcome, Commands, DeliveryQuery, DeliveryRow, EndSessions, EndpointBundle, EndpointQuery,
+        EndpointVersion, EventQuery, EventRow, GivenUp, HandedOver, Housekeeping, Key, KeyHash, LaneSnapshot, LaneState, NewEvent,
+        NewReplay, NewSession, NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordResult, Refusal, ReplayCount,
+        ReplayFilter, ReplayRow, RowsAfter, SealedValues, SessionQuery, StatisticsQuery, StatisticsStep, Store, StoreFuture,
+        StoredEndpoint, StoredSession, StoredTenant, SweepPage, WindowRequest, WindowRows,
     };
 
     impl Store for Sqlite {
@@ -268,20 +268,20 @@ mod verbs {
         }
 
         // Nobody else is asked who owns what.
-        fn join(&self, node: NodeId) -> Answer<'_, ()> {
+        fn join(&self, node: NodeId) -> StoreFuture<'_, ()> {
             self.set_node(node);
             Box::pin(ready(Ok(())))
         }
 
         /// There is nobody to tell that it lives. It is asked every second, which is when the clock is looked at.
-        fn renew(&self, node: NodeId) -> Answer<'_, Result<(), Refusal>> {
+        fn renew(&self, node: NodeId) -> StoreFuture<'_, Result<(), Refusal>> {
             Box::pin(async move {
                 self.keep_suspicion().await;
                 Ok(self.knows(node))
             })
         }
 
-        fn nodes(&self) -> Answer<'_, Vec<NodeId>> {
+        fn nodes(&self) -> StoreFuture<'_, Vec<NodeId>> {
             Box::pin(ready(Ok(self.node())))
         }
 
@@ -293,12 +293,12 @@ mod verbs {
             self.0.commander.listen()
         }
 
-        fn publish_lanes(&self, lanes: Vec<LaneSnapshot>) -> Answer<'_, ()> {
+        fn publish_lanes(&self, lanes: Vec<LaneSnapshot>) -> StoreFuture<'_, ()> {
             self.keep_shown(lanes);
             Box::pin(ready(Ok(())))
         }
 
-        fn lane_snapshots(&self, endpoints: Vec<EndpointId>) -> Answer<'_, Vec<LaneSnapshot>> {
+        fn lane_snapshots(&self, endpoints: Vec<EndpointId>) -> StoreFuture<'_, Vec<LaneSnapshot>> {
             Box::pin(ready(Ok(self.shown(&endpoints))))
         }
 
@@ -370,7 +370,7 @@ mod verbs {
 mod tests {
     use std::sync::mpsc;
 
-    use posthaste_core::scheduler::{Class, Want};
+    use posthaste_core::scheduler::{Class, WindowQuery};
     use tokio::task::JoinSet;
     use tokio::time::timeout;
 
@@ -407,7 +407,7 @@ mod tests {
             has_begun.recv_timeout(ANSWERED_WITHIN).expect("a slow query has begun");
         }
         let endpoint = EndpointId::from_unique(store.next_unique());
-        let asked = vec![WindowRequest { endpoint, want: Want::Fresh(Class::Rest), limit: 10 }];
+        let asked = vec![WindowRequest { endpoint, want: WindowQuery::Fresh(Class::Rest), limit: 10 }];
         let work = async {
             Store::windows(&store, asked).await?;
             Store::bodies(&store, vec![1]).await?;

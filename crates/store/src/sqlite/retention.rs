@@ -12,7 +12,7 @@ use rusqlite::{Connection, OptionalExtension, Row, params};
 use super::row;
 use super::writer::GroupContext;
 use crate::columns::{duration, limit};
-use crate::housekeeping::{DueTenant, Fate, TENANTS_PER_LOOK, TenantKeeping, fate, standing};
+use crate::housekeeping::{DueTenant, RetentionDecision, TENANTS_PER_LOOK, TenantKeeping, fate, standing};
 use crate::{CleanupStep, Error};
 
 /// The writer is given back after this long. A row that is begun is finished, which leaves room below the limit of 5 ms.
@@ -252,11 +252,11 @@ fn examine(
     let mut is_any_deleted = false;
     for (seq, fate) in deliveries {
         match fate {
-            Fate::Keep { look_again, is_overdue } => {
+            RetentionDecision::Keep { look_again, is_overdue } => {
                 let (sooner, was_overdue) = retained.unwrap_or((look_again, is_overdue));
                 retained = Some((sooner.min(look_again), was_overdue || is_overdue));
             }
-            Fate::Delete => {
+            RetentionDecision::Delete => {
                 if is_any_deleted && budget.is_spent() {
                     return Ok(Examined::Interrupted);
                 }

@@ -439,7 +439,7 @@ impl Loop {
             }
         }
         self.commit_number = number;
-        self.state.numbers.has_committed(&reservation);
+        self.state.numbers.commit(&reservation);
         self.state.uncounted.clear();
         // Not flushed: it is only ever compared with what survived.
         if let Err(error) = self.context.marker.write_all_at(&number.to_le_bytes(), 0) {

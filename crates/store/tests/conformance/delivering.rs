@@ -8,7 +8,7 @@ use posthaste_core::delivery::{CancelReason, DeadReason, Outcome, State};
 use posthaste_core::endpoint::Status;
 use posthaste_core::event::{Event, Timing};
 use posthaste_core::health::DisableReason;
-use posthaste_core::scheduler::{Class, LaneMemory, Want};
+use posthaste_core::scheduler::{Class, LaneMemory, WindowQuery};
 use posthaste_core::timeout::Adaptive;
 use posthaste_store::*;
 
@@ -123,17 +123,17 @@ async fn windows_hold_each_queue_in_its_own_order(world: World) {
     let failed = world.delivery("acme").await;
     world.try_once(&failed, 1, 500, State::Waiting { due: later(now, 150) }).await;
     let seqs = |rows: WindowRows| rows.rows.into_iter().map(|row| row.seq).collect::<Vec<_>>();
-    let read = world.window(endpoint.id, Want::Fresh(Class::Exempt), 10).await;
+    let read = world.window(endpoint.id, WindowQuery::Fresh(Class::Exempt), 10).await;
     assert!(!read.more && read.seen >= failed.seq);
     assert_eq!(seqs(read), [fresh[1], fresh[2], fresh[0]], "the oldest first");
-    let read = world.window(endpoint.id, Want::Fresh(Class::Exempt), 2).await;
+    let read = world.window(endpoint.id, WindowQuery::Fresh(Class::Exempt), 2).await;
     assert!(read.more);
     assert_eq!(seqs(read), [fresh[1], fresh[2]]);
-    let read = world.window(endpoint.id, Want::Later(Class::Exempt), 10).await;
+    let read = world.window(endpoint.id, WindowQuery::Later(Class::Exempt), 10).await;
     assert_eq!(read.rows[1].attempts, 1);
     assert_eq!(seqs(read), [waiting[1], failed.seq, waiting[2], waiting[0]], "whoever is due first");
-    assert!(seqs(world.window(endpoint.id, Want::Fresh(Class::Rest), 10).await).is_empty());
-    let exact = world.window(endpoint.id, Want::Later(Class::Exempt), 4).await;
+    assert!(seqs(world.window(endpoint.id, WindowQuery::Fresh(Class::Rest), 10).await).is_empty());
+    let exact = world.window(endpoint.id, WindowQuery::Later(Class::Exempt), 4).await;
     assert!(!exact.more, "just as many as were asked for");
 }
 
@@ -142,10 +142,10 @@ async fn windows_asked_for_together_are_answered_in_their_order(world: World) {
     let [first, second] = [world.delivery("acme").await.seq, world.delivery("globex").await.seq];
     let asked = |endpoint, want, limit| WindowRequest { endpoint, want, limit };
     let windows = vec![
-        asked(other, Want::Fresh(Class::Exempt), 10),
-        asked(one, Want::Later(Class::Exempt), 10),
-        asked(one, Want::Fresh(Class::Exempt), 10),
-        asked(other, Want::Fresh(Class::Exempt), 0),
+        asked(other, WindowQuery::Fresh(Class::Exempt), 10),
+        asked(one, WindowQuery::Later(Class::Exempt), 10),
+        asked(one, WindowQuery::Fresh(Class::Exempt), 10),
+        asked(other, WindowQuery::Fresh(Class::Exempt), 0),
     ];
     let answers = world.store.windows(windows).await.unwrap();
     let found: Vec<_> = answers.iter().map(|rows| (rows.rows.iter().map(|row| row.seq).collect::<Vec<_>>(), rows.more)).collect();
@@ -161,19 +161,19 @@ async fn only_the_head_of_a_key_is_read(world: World) {
         rows.push(world.delivery_of(Event { ordering_key: key(name), ..world.event("acme", "order.paid") }).await);
     }
     let heads = |rows: WindowRows| rows.rows.into_iter().map(|row| row.seq).collect::<Vec<_>>();
-    let all = Want::Heads { after: None };
+    let all = WindowQuery::Heads { after: None };
     assert_eq!(heads(world.window(endpoint.id, all.clone(), 10).await), [rows[1].seq, rows[0].seq, rows[3].seq]);
     let cut = world.window(endpoint.id, all.clone(), 2).await;
     assert!(cut.more);
     assert_eq!(heads(cut), [rows[1].seq, rows[0].seq]);
-    assert_eq!(heads(world.window(endpoint.id, Want::Heads { after: key("b") }, 10).await), [rows[3].seq]);
-    assert_eq!(heads(world.window(endpoint.id, Want::Head(key("b").unwrap()), 10).await), [rows[0].seq]);
-    assert!(heads(world.window(endpoint.id, Want::Head(key("z").unwrap()), 10).await).is_empty());
+    assert_eq!(heads(world.window(endpoint.id, WindowQuery::Heads { after: key("b") }, 10).await), [rows[3].seq]);
+    assert_eq!(heads(world.window(endpoint.id, WindowQuery::Head(key("b").unwrap()), 10).await), [rows[0].seq]);
+    assert!(heads(world.window(endpoint.id, WindowQuery::Head(key("z").unwrap()), 10).await).is_empty());
     // A retry keeps its place.
     world.try_once(&rows[0], 1, 500, State::Waiting { due: later(world.store.now(), 3600) }).await;
-    assert_eq!(heads(world.window(endpoint.id, Want::Head(key("b").unwrap()), 10).await), [rows[0].seq]);
+    assert_eq!(heads(world.window(endpoint.id, WindowQuery::Head(key("b").unwrap()), 10).await), [rows[0].seq]);
     world.try_once(&rows[0], 2, 200, State::Delivered { at: world.store.now() }).await;
-    assert_eq!(heads(world.window(endpoint.id, Want::Head(key("b").unwrap()), 10).await), [rows[2].seq]);
+    assert_eq!(heads(world.window(endpoint.id, WindowQuery::Head(key("b").unwrap()), 10).await), [rows[2].seq]);
 }
 
 async fn endpoints_with_work_are_found(world: World) {

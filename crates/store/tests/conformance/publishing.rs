@@ -11,7 +11,7 @@ use posthaste_core::event::{Data, Event, EventType, Timing, TypePatterns};
 use posthaste_core::filter::Filter;
 use posthaste_core::id::EventId;
 use posthaste_core::quiet_hours::{Days, QuietHours, TimeOfDay, Window};
-use posthaste_core::scheduler::{Class, Want};
+use posthaste_core::scheduler::{Class, WindowQuery};
 use posthaste_core::text::{Label, Labels, Version};
 use posthaste_core::trace::TraceContext;
 use posthaste_store::*;
@@ -239,7 +239,7 @@ async fn what_was_published_comes_by_the_feed_with_its_body(world: World) {
     let first = feed.next().await.unwrap().remove(0);
     assert_eq!((first.endpoint, &first.tenant, first.partition), (endpoint.id, &event.tenant, row.partition));
     assert_eq!(first.event.as_ref(), &event);
-    let window = world.window(endpoint.id, Want::Head(event.ordering_key.clone().unwrap()), 10).await;
+    let window = world.window(endpoint.id, WindowQuery::Head(event.ordering_key.clone().unwrap()), 10).await;
     assert_eq!(window.rows, [first.entry], "the same as a read would bring");
     world.store.close().await.unwrap();
     assert!(feed.next().await.is_none(), "nothing more will come");
@@ -316,7 +316,7 @@ async fn urgent_types_and_quiet_ones_are_stamped_with_their_class(world: World) 
         assert_eq!(world.publish(world.event("acme", event_type)).await, Published::Made { deliveries: 1 });
     }
     for (class, event_type) in [(Class::Priority, "alert.fire"), (Class::Exempt, "user.made"), (Class::Rest, "order.paid")] {
-        let rows = world.window(endpoint.id, Want::Fresh(class), 10).await.rows;
+        let rows = world.window(endpoint.id, WindowQuery::Fresh(class), 10).await.rows;
         assert_eq!(rows.iter().map(|row| row.event_type.as_str()).collect::<Vec<_>>(), [event_type]);
         assert_eq!(rows[0].is_priority, class == Class::Priority);
     }
@@ -330,6 +330,6 @@ async fn urgent_types_and_quiet_ones_are_stamped_with_their_class(world: World) 
         steps += 1;
     }
     assert!(steps >= 3, "in small steps");
-    assert_eq!(world.window(endpoint.id, Want::Fresh(Class::Rest), 10).await.rows, []);
-    assert_eq!(world.window(endpoint.id, Want::Fresh(Class::Exempt), 10).await.rows.len(), 2);
+    assert_eq!(world.window(endpoint.id, WindowQuery::Fresh(Class::Rest), 10).await.rows, []);
+    assert_eq!(world.window(endpoint.id, WindowQuery::Fresh(Class::Exempt), 10).await.rows.len(), 2);
 }

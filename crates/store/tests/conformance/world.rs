@@ -8,7 +8,7 @@ use posthaste_core::delivery::{Outcome, State, Timings};
 use posthaste_core::endpoint::Endpoint;
 use posthaste_core::event::{Data, Event, EventType, Timing};
 use posthaste_core::id::{AttemptId, EndpointId, EventId, TenantId};
-use posthaste_core::scheduler::{Class, Entry, Seq, Want};
+use posthaste_core::scheduler::{Class, Entry, Seq, WindowQuery};
 use posthaste_core::text::{IdempotencyKey, Labels, OrderingKey};
 use posthaste_core::time::Timestamp;
 use posthaste_store::*;
@@ -192,7 +192,7 @@ impl World {
         assert_eq!(self.try_once(delivery, 1, 200, state).await, RecordResult::Done);
     }
 
-    pub(crate) async fn window(&self, endpoint: EndpointId, want: Want, limit: usize) -> WindowRows {
+    pub(crate) async fn window(&self, endpoint: EndpointId, want: WindowQuery, limit: usize) -> WindowRows {
         self.store.windows(vec![WindowRequest { endpoint, want, limit }]).await.unwrap().pop().unwrap()
     }
 
@@ -200,10 +200,10 @@ impl World {
     pub(crate) async fn waiting(&self, endpoint: EndpointId) -> Vec<Seq> {
         let mut found: Vec<Entry> = Vec::new();
         for class in Class::ALL {
-            found.extend(self.window(endpoint, Want::Fresh(class), 1000).await.rows);
-            found.extend(self.window(endpoint, Want::Later(class), 1000).await.rows);
+            found.extend(self.window(endpoint, WindowQuery::Fresh(class), 1000).await.rows);
+            found.extend(self.window(endpoint, WindowQuery::Later(class), 1000).await.rows);
         }
-        found.extend(self.window(endpoint, Want::Heads { after: None }, 1000).await.rows);
+        found.extend(self.window(endpoint, WindowQuery::Heads { after: None }, 1000).await.rows);
         let mut seqs: Vec<Seq> = found.into_iter().map(|entry| entry.seq).collect();
         seqs.sort_unstable();
         seqs

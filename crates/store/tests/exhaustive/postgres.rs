@@ -8,7 +8,7 @@ use posthaste_core::delivery::{Outcome, State, Timings};
 use posthaste_core::endpoint::Endpoint;
 use posthaste_core::event::{Data, Event, EventType, Timing};
 use posthaste_core::id::{AttemptId, EndpointId, EventId, TenantId};
-use posthaste_core::scheduler::{Class, Want};
+use posthaste_core::scheduler::{Class, WindowQuery};
 use posthaste_core::text::{IdempotencyKey, Labels, OrderingKey};
 use posthaste_store::{
     AttemptRecord, Audit, Change, Claimed, DeliveryChange, DeliveryQuery, Error, GivenUp, Keyring, MasterKey, NewEndpoint,
@@ -38,7 +38,7 @@ async fn endpoint(store: &Postgres, of: &str) -> EndpointId {
 }
 
 async fn fresh(store: &Postgres, endpoint: EndpointId, limit: usize) -> Result<WindowRows, Error> {
-    let asked = WindowRequest { endpoint, want: Want::Fresh(Class::Exempt), limit };
+    let asked = WindowRequest { endpoint, want: WindowQuery::Fresh(Class::Exempt), limit };
     Ok(store.windows(vec![asked]).await?.pop().expect("an answer for each"))
 }
 

@@ -51,7 +51,7 @@ enum Writes {
 }
 
 /// A name for what is done, because a child process is told it by its place.
-type Act = for<'a> fn(&'a Facts) -> posthaste_store::Answer<'a, String>;
+type Act = for<'a> fn(&'a Facts) -> posthaste_store::StoreFuture<'a, String>;
 
 /// What has been prepared, and whom to ask.
 struct Facts {

@@ -27,7 +27,7 @@ const SCORE_OVER: Duration = Duration::from_hours(1);
 
 /// What is known of one endpoint.
 #[derive(Clone, Default, Debug)]
-pub(crate) struct Observed {
+pub(crate) struct LaneStatus {
     lane: Option<LaneSnapshot>,
     attempts: u64,
     successes: u64,
@@ -45,7 +45,7 @@ pub(crate) struct HealthView {
     failing_since: Option<String>,
 }
 
-impl Observed {
+impl LaneStatus {
     pub(crate) fn breaker(&self) -> Breaker {
         self.lane.as_ref().map_or_else(Breaker::default, |lane| lane.memory.breaker)
     }
@@ -110,7 +110,7 @@ impl Observed {
 }
 
 /// What is known of these endpoints, without how healthy they are.
-pub(crate) async fn lanes(app: &App, endpoints: Vec<EndpointId>) -> Result<HashMap<EndpointId, Observed>, Problem> {
+pub(crate) async fn lanes(app: &App, endpoints: Vec<EndpointId>) -> Result<HashMap<EndpointId, LaneStatus>, Problem> {
     if endpoints.is_empty() {
         return Ok(HashMap::new());
     }
@@ -123,11 +123,11 @@ pub(crate) async fn lanes(app: &App, endpoints: Vec<EndpointId>) -> Result<HashM
             lanes.push(LaneSnapshot { memory, timeout, ..LaneSnapshot::unknown(endpoint, now) });
         }
     }
-    Ok(lanes.into_iter().map(|lane| (lane.endpoint, Observed { lane: Some(lane), ..Observed::default() })).collect())
+    Ok(lanes.into_iter().map(|lane| (lane.endpoint, LaneStatus { lane: Some(lane), ..LaneStatus::default() })).collect())
 }
 
 /// The same, with the last hour's counts.
-pub(crate) async fn lanes_and_health(app: &App, endpoints: &[EndpointId]) -> Result<HashMap<EndpointId, Observed>, Problem> {
+pub(crate) async fn lanes_and_health(app: &App, endpoints: &[EndpointId]) -> Result<HashMap<EndpointId, LaneStatus>, Problem> {
     let mut known = lanes(app, endpoints.to_vec()).await?;
     let now = app.store.now();
     for endpoint in endpoints {
