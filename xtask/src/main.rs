@@ -6,6 +6,7 @@ mod dependencies;
 mod documents;
 mod fuzz_api;
 mod instructions;
+mod names;
 mod tools;
 mod ui;
 
