@@ -86,7 +86,7 @@ impl LaneStatus {
         let is_working = status != Status::Disabled && matches!(self.breaker(), Breaker::Closed { .. });
         HealthView {
             score,
-            state: if is_working && health.is_well(self.attempts, score) { "healthy" } else { "unhealthy" },
+            state: if is_working && health.is_healthy(self.attempts, score) { "healthy" } else { "unhealthy" },
             failing_since: health.failing_since().map(Timestamp::to_rfc3339),
         }
     }

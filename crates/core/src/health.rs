@@ -193,70 +193,12 @@ impl Health {
         self.run.map_or(0, |run| run.failures)
     }
 
-    /// Unhealthy is what has been warned about, or fails more than half of the time.
-    pub fn is_healthy(&self, last_hour: &LastHour, now: Timestamp) -> bool {
-        self.is_well(last_hour.attempts(now), last_hour.score(now))
-    }
-
-    /// The same by what was counted elsewhere in the last hour.
-    pub fn is_well(&self, attempts: u64, score: u32) -> bool {
+    /// Unhealthy means warned about, or failing more than half of the attempts of the last hour.
+    pub fn is_healthy(&self, attempts: u64, score: u32) -> bool {
         let warned = self.run.is_some_and(|run| run.told.is_some());
         let mostly_failing = attempts >= 10 && score < 50;
         !warned && !mostly_failing
     }
-}
-
-/// Successes and attempts of the last sixty minutes, minute by minute.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LastHour {
-    minutes: [Minute; 60],
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Minute {
-    /// Minutes since 1970; tells a count of this hour from one of an earlier.
-    number: i64,
-    successes: u32,
-    attempts: u32,
-}
-
-impl Default for LastHour {
-    fn default() -> LastHour {
-        LastHour { minutes: [Minute { number: i64::MIN, successes: 0, attempts: 0 }; 60] }
-    }
-}
-
-impl LastHour {
-    pub fn record(&mut self, now: Timestamp, succeeded: bool) {
-        let number = minute_number(now);
-        let slot = usize::try_from(number.rem_euclid(60)).expect("less than sixty");
-        let minute = &mut self.minutes[slot];
-        if minute.number != number {
-            *minute = Minute { number, successes: 0, attempts: 0 };
-        }
-        minute.attempts += 1;
-        minute.successes += u32::from(succeeded);
-    }
-
-    pub fn attempts(&self, now: Timestamp) -> u64 {
-        self.recent(now).map(|minute| u64::from(minute.attempts)).sum()
-    }
-
-    /// The share of successful attempts, 0 to 100, rounded down so that 100 means all of them; 100 if there were none.
-    pub fn score(&self, now: Timestamp) -> u32 {
-        let attempts = self.attempts(now);
-        let successes: u64 = self.recent(now).map(|minute| u64::from(minute.successes)).sum();
-        (successes * 100).checked_div(attempts).map_or(100, |score| u32::try_from(score).expect("a share"))
-    }
-
-    fn recent(&self, now: Timestamp) -> impl Iterator<Item = &Minute> {
-        let last = minute_number(now);
-        self.minutes.iter().filter(move |minute| (last - 59..=last).contains(&minute.number))
-    }
-}
-
-fn minute_number(at: Timestamp) -> i64 {
-    at.as_millis().div_euclid(60_000)
 }
 
 #[cfg(test)]
@@ -326,7 +268,7 @@ mod tests {
         assert_eq!(health.after(hour(1), HealthSignal::Succeeded, &policy), None);
         assert_eq!(health.failing_since(), None);
         (0..50).for_each(|_| _ = health.after(hour(2), HealthSignal::Failed, &policy));
-        assert!(!health.is_healthy(&LastHour::default(), hour(2)));
+        assert!(!health.is_healthy(0, 100));
         assert_eq!(health.after(hour(3), HealthSignal::Succeeded, &policy), Some(HealthChange::Recovered));
         assert_eq!(health.after(hour(200), HealthSignal::Failed, &policy), None, "the days before do not count");
         assert_eq!(health.consecutive_failures(), 1);
@@ -340,7 +282,7 @@ mod tests {
             if let Some(told) = health.after(hour(0), HealthSignal::Refused, &policy) {
                 news.push((attempt, told));
             }
-            assert_eq!(health.is_well(0, 100), attempt < 10);
+            assert_eq!(health.is_healthy(0, 100), attempt < 10);
         }
         let warned = |warning| HealthChange::Failing(warning);
         let expected = [
@@ -361,7 +303,7 @@ mod tests {
         (0..100).for_each(|_| _ = health.after(hour(0), HealthSignal::Failed, &policy));
         assert_eq!(health.reason_to_give_up(&policy), Some(DisableReason::FailuresInARow { failures: 100 }));
         let mut enabled = health.enabled();
-        assert!(!enabled.is_given_up() && enabled.is_well(0, 100));
+        assert!(!enabled.is_given_up() && enabled.is_healthy(0, 100));
         assert_eq!(enabled.after(hour(1), HealthSignal::Failed, &policy), None);
         assert_eq!(enabled.after(hour(1), HealthSignal::Succeeded, &policy), Some(HealthChange::Recovered));
         assert_eq!(enabled.after(hour(1), HealthSignal::Succeeded, &policy), None, "told once");
@@ -370,28 +312,9 @@ mod tests {
     }
 
     #[test]
-    fn the_score_is_the_share_of_the_last_hour() {
-        let mut last_hour = LastHour::default();
-        assert_eq!(last_hour.score(hour(0)), 100);
-        for minute in 0..90 {
-            last_hour.record(hour(0) + Duration::from_mins(minute), minute >= 60);
-        }
-        let now = hour(0) + Duration::from_mins(89);
-        assert_eq!(last_hour.attempts(now), 60);
-        assert_eq!(last_hour.score(now), 50);
-        assert_eq!(last_hour.score(now + Duration::from_mins(59)), 100);
-        assert_eq!(last_hour.attempts(now + Duration::from_hours(1)), 0);
-        let mut nearly = LastHour::default();
-        (0..1000).for_each(|n| nearly.record(hour(0), n != 0));
-        assert_eq!(nearly.score(hour(0)), 99);
-    }
-
-    #[test]
     fn an_endpoint_that_fails_most_of_the_time_is_unhealthy_before_any_warning() {
-        let mut last_hour = LastHour::default();
-        (0..9).for_each(|_| last_hour.record(hour(0), false));
-        assert!(Health::default().is_healthy(&last_hour, hour(0)), "nine are not enough to say");
-        last_hour.record(hour(0), false);
-        assert!(!Health::default().is_healthy(&last_hour, hour(0)));
+        assert!(Health::default().is_healthy(9, 0), "nine are not enough to tell");
+        assert!(!Health::default().is_healthy(10, 49));
+        assert!(Health::default().is_healthy(10, 50));
     }
 }

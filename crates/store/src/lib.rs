@@ -132,8 +132,6 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn sessions(&self, query: SessionQuery) -> StoreFuture<'_, Vec<StoredSession>>;
     /// Ends sessions, with one audit entry if there were any. Answers how many there were.
     fn end_sessions(&self, which: EndSessions, audit: Audit) -> StoreFuture<'_, u64>;
-    /// Writes down what somebody did that changes nothing here.
-    fn write_audit(&self, audit: Audit) -> StoreFuture<'_, ()>;
     /// Newest first.
     fn audit(&self, tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> StoreFuture<'_, Vec<AuditRow>>;
 

@@ -129,7 +129,6 @@ impl Store for FaultyStore {
         session(token: KeyHash) -> Option<StoredSession>;
         sessions(query: SessionQuery) -> Vec<StoredSession>;
         end_sessions(which: EndSessions, audit: Audit) -> u64;
-        write_audit(audit: Audit) -> ();
         audit(tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> Vec<AuditRow>;
         publish(events: Vec<NewEvent>) -> Vec<Published>;
         work(after: Option<EndpointId>, limit: usize) -> Vec<EndpointId>;

@@ -160,11 +160,6 @@ impl Database {
         Ok(())
     }
 
-    pub(super) async fn write_audit(&self, audit: Audit) -> Result<(), Error> {
-        let audit = &audit;
-        self.transact(|connection| async move { write_audit(&connection, audit, self.clock_now()).await }).await
-    }
-
     pub(super) async fn audit(
         &self,
         tenant: Option<TenantId>,

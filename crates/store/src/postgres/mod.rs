@@ -300,7 +300,6 @@ mod verbs {
             session(token: KeyHash) -> Option<StoredSession>;
             sessions(query: SessionQuery) -> Vec<StoredSession>;
             end_sessions(which: EndSessions, audit: Audit) -> u64;
-            write_audit(audit: Audit) -> ();
             audit(tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> Vec<AuditRow>;
             work(after: Option<EndpointId>, limit: usize) -> Vec<EndpointId>;
             sweep(after: Seq, limit: usize) -> SweepPage;

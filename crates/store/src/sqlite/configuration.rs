@@ -153,11 +153,6 @@ impl Sqlite {
         .await
     }
 
-    pub(super) async fn write_audit(&self, audit: Audit) -> Result<(), Error> {
-        let store = self.clone();
-        self.write(SMALL, move |connection, _| write_audit(connection, &audit, store.clock_now())).await
-    }
-
     pub(super) async fn audit(
         &self,
         tenant: Option<TenantId>,

@@ -26,7 +26,6 @@ crate::conform! {
     a_change_of_a_tenant_or_a_type_that_somebody_else_has_changed_meanwhile_is_refused
     keys_are_found_by_their_hash_until_they_end
     every_change_is_in_the_audit_log_and_raises_the_number
-    a_note_is_in_the_audit_log_and_changes_nothing
     what_is_not_there_is_refused_and_leaves_no_trace
     an_owner_takes_endpoints_up_with_all_it_needs_and_hears_of_changes
     what_belongs_to_another_tenant_is_not_found_by_its_id
@@ -301,14 +300,6 @@ async fn keys_are_found_by_their_hash_until_they_end(world: World) {
     let listed: Vec<KeyId> = world.store.keys(None, 10).await.unwrap().into_iter().map(|key| key.id).collect();
     assert_eq!(listed, [revoked.id, expired.id, forever.id]);
     assert_eq!(world.store.keys(Some(expired.id), 10).await.unwrap().len(), 1);
-}
-
-async fn a_note_is_in_the_audit_log_and_changes_nothing(world: World) {
-    let number = world.store.configuration_number().await.unwrap();
-    world.store.write_audit(world.audit("looked")).await.unwrap();
-    let rows = world.store.audit(Some(tenant("acme")), None, 10).await.unwrap();
-    assert_eq!(rows.iter().map(|row| row.audit.clone()).collect::<Vec<_>>(), [world.audit("looked")]);
-    assert_eq!(world.store.configuration_number().await.unwrap(), number);
 }
 
 async fn every_change_is_in_the_audit_log_and_raises_the_number(world: World) {

@@ -177,7 +177,7 @@ async fn i51_numbers_of_deliveries_are_not_used_again_after_deletion_and_restart
 
 async fn i51_numbers_of_audit_entries_are_not_used_again(world: World) {
     let note = async || {
-        world.store.write_audit(world.audit("something")).await.unwrap();
+        world.endpoint("acme").await;
         world.store.audit(None, None, 1).await.unwrap()[0].seq
     };
     let first = note().await;

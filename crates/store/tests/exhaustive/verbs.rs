@@ -143,16 +143,6 @@ const CASES: &[Case] = &[
         writes: Writes::Both,
     },
     Case {
-        verb: "write_audit",
-        act: act!(|facts| facts.store.write_audit(audit())),
-        look: "SELECT count(*) FROM audit WHERE action <> 'session'",
-        before: "4",
-        after: "5",
-        // What was done twice is noted twice.
-        again: "6",
-        writes: Writes::Both,
-    },
-    Case {
         verb: "publish",
         act: act!(|facts| {
             let mut event = event(facts.store.as_ref(), facts.store.now());
