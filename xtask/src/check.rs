@@ -6,13 +6,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
-use crate::{alerts, cargo, dependencies, documents, instructions, shown, tools, ui};
+use crate::{alerts, cargo, dependencies, documents, instructions, names, shown, tools, ui};
 
 pub(crate) fn run(fast: bool) -> anyhow::Result<()> {
     let mut parts = Parts::default();
     parts.time("tools", tools::ensure)?;
     parts.time("format", || crate::run(&mut cargo(&["fmt", "--all", "--check"])))?;
     parts.time("documents", documents::check)?;
+    parts.time("names", names::check)?;
     parts.time("dependencies", dependencies::check)?;
     parts.time("alert rules", alerts::check)?;
     parts.time("lint", || {

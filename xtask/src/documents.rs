@@ -45,7 +45,7 @@ pub(crate) fn check() -> anyhow::Result<()> {
 }
 
 /// All files of a kind below a folder, except for what is built or fetched.
-fn files(folder: &Path, kind: &str) -> anyhow::Result<Vec<PathBuf>> {
+pub(crate) fn files(folder: &Path, kind: &str) -> anyhow::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();

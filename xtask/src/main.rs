@@ -7,6 +7,7 @@ mod documents;
 mod fuzz;
 mod fuzz_api;
 mod instructions;
+mod names;
 mod tools;
 mod ui;
 

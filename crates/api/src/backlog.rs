@@ -13,12 +13,12 @@ use posthaste_core::quiet_hours::Phase;
 use posthaste_core::scheduler::Class;
 use posthaste_core::tenant::Tenant;
 use posthaste_core::time::Timestamp;
-use posthaste_store::{BacklogQuery, LaneBacklog, Waiting, Whose};
+use posthaste_store::{BacklogGroup, BacklogQuery, BacklogScope, LaneBacklog};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::App;
-use crate::observed::lanes;
+use crate::lane_status::lanes;
 use crate::policies::in_force;
 use crate::problem::Problem;
 
@@ -46,13 +46,13 @@ pub(crate) struct BacklogView {
     /// Due, and waiting only for its turn.
     pending: u64,
     delivering: u64,
-    held: Held,
+    held: HeldByReason,
 }
 
 /// By hold reason.
 #[derive(Clone, Default, Debug, Serialize, ToSchema)]
 #[schema(as = HeldByReason)]
-struct Held {
+struct HeldByReason {
     disabled: u64,
     paused: u64,
     blocked: u64,
@@ -65,7 +65,7 @@ struct Held {
     concurrency: u64,
 }
 
-impl Held {
+impl HeldByReason {
     fn of(&mut self, reason: HoldReason) -> &mut u64 {
         match reason {
             HoldReason::Disabled => &mut self.disabled,
@@ -85,15 +85,15 @@ impl Held {
 impl BacklogView {
     /// Of somebody else's tenant: the same as of one that is not there.
     pub(crate) fn empty() -> BacklogView {
-        BacklogView { counted_at: None, is_complete: true, waiting: 0, pending: 0, delivering: 0, held: Held::default() }
+        BacklogView { counted_at: None, is_complete: true, waiting: 0, pending: 0, delivering: 0, held: HeldByReason::default() }
     }
 }
 
 /// What was counted last, of all tenants and of each.
 #[derive(Default, Debug)]
-pub(crate) struct Counted(tokio::sync::Mutex<HashMap<Option<TenantId>, (Timestamp, BacklogView)>>);
+pub(crate) struct BacklogCache(tokio::sync::Mutex<HashMap<Option<TenantId>, (Timestamp, BacklogView)>>);
 
-impl Counted {
+impl BacklogCache {
     pub(crate) async fn read(&self, app: &App, tenant: Option<TenantId>) -> Result<BacklogView, Problem> {
         let mut kept = self.0.lock().await;
         let now = app.store.now();
@@ -111,7 +111,7 @@ impl Counted {
 
 async fn count(app: &App, tenant: Option<TenantId>, now: Timestamp) -> Result<BacklogView, Problem> {
     let query = BacklogQuery {
-        whose: tenant.map_or(Whose::Everybody, Whose::Tenant),
+        scope: tenant.map_or(BacklogScope::All, BacklogScope::Tenant),
         now,
         lanes_max: LANES_MAX,
         rows_per_queue_max: ROWS_PER_QUEUE_MAX,
@@ -141,7 +141,7 @@ fn add_lane(view: &mut BacklogView, now: Timestamp, lane: &LaneBacklog, mut in_f
     let is_quiet = lane_facts.schedule.is_some_and(|schedule| matches!(schedule.at(now), Phase::Quiet { .. }));
     let gates = Gates::of(now, lane_facts, is_quiet);
     for alike in &lane.waiting {
-        let Waiting { class, is_due, is_tried, is_head_of_key, mut count, oldest: _ } = *alike;
+        let BacklogGroup { class, is_due, is_tried, is_head_of_key, mut count, oldest: _ } = *alike;
         view.waiting += count;
         if is_due && is_head_of_key {
             let flying = in_flight.min(count);

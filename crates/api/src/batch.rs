@@ -22,7 +22,7 @@ use crate::body::MediaType;
 use crate::call::{Call, answer};
 use crate::events::{Published, READ_IN_PLACE_BYTES_MAX, accept, check_tenant, commit};
 use crate::problem::Problem;
-use crate::traced::{self, Began};
+use crate::traced::{self, PublishTrace};
 
 /// So many are committed together: enough to share the cost of a flush, few enough that others get their turn.
 const GROUP_EVENTS_MAX: usize = 256;
@@ -53,7 +53,7 @@ pub(crate) struct Refused {
 }
 
 pub(crate) async fn publish(mut call: Call) -> Result<Response, Problem> {
-    let began = Began::now(&call.app, "/v1/events/batch");
+    let began = PublishTrace::now(&call.app, "/v1/events/batch");
     let trace = traced::context_of(&call.parts.headers);
     let media_type = MediaType::of(&call.parts)?;
     if call.idempotency_key()?.is_some() {
@@ -146,7 +146,7 @@ impl Group {
         self.events.len() >= GROUP_EVENTS_MAX || self.bytes >= GROUP_BYTES_MAX
     }
 
-    async fn commit(&mut self, call: &Call, began: Began, results: &mut [Option<BatchResult>]) -> Result<(), Problem> {
+    async fn commit(&mut self, call: &Call, began: PublishTrace, results: &mut [Option<BatchResult>]) -> Result<(), Problem> {
         if self.events.is_empty() {
             return Ok(());
         }

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use posthaste_core::id::{EndpointId, TenantId};
 use posthaste_core::text::IdempotencyKey;
 use posthaste_core::time::Timestamp;
-use posthaste_store::{Applied, Audit, Change, Configured, LEASE, Refusal};
+use posthaste_store::{ApplyResult, Audit, Change, ChangeResult, LEASE, Refusal};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -141,7 +141,7 @@ impl Call {
 
     /// Changes the configuration. What comes next on this node sees it, and deliveries go by it: the owner of the lanes has
     /// confirmed that, or the answer says by when.
-    pub(crate) async fn configure(&self, change: Change, audit: Audit) -> Result<Result<Configured, Refusal>, Problem> {
+    pub(crate) async fn configure(&self, change: Change, audit: Audit) -> Result<Result<ChangeResult, Refusal>, Problem> {
         let lanes = changed_lanes(&change, &audit);
         let configured = self.app.store.configure(change, audit).await?;
         self.app.known.forget();
@@ -151,9 +151,9 @@ impl Call {
             // The change cannot be taken back: the rest has the whole time again.
             self.deadline.restart();
             match self.app.store.apply(tenant, endpoint).await {
-                Ok(Applied::Now) => {}
+                Ok(ApplyResult::Now) => {}
                 // Its owner hears of it by itself, or is cut off from the database and stops when its lease ends.
-                Ok(Applied::Unconfirmed) | Err(_) => {
+                Ok(ApplyResult::Unconfirmed) | Err(_) => {
                     let _ = self.effective_by.set(self.app.store.now() + LEASE);
                 }
             }

@@ -3,7 +3,7 @@
 //! A credential is the operator's first key, a key from the store, the token of a portal session (`portal.rs`), or the cookie of a
 //! session of the dashboard (`sessions.rs`). Keys are looked up by their hash:
 //! what a caller shows is hashed before it is compared with anything, so that the time a comparison takes says nothing
-//! about a key. Keys that were found are kept in memory ([`crate::known::Known`]) until the configuration changes.
+//! about a key. Keys that were found are kept in memory ([`crate::config_cache::ConfigCache`]) until the configuration changes.
 
 use std::collections::HashMap;
 use std::sync::Arc;

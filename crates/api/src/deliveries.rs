@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use axum::response::Response;
 use http::StatusCode;
-use posthaste_core::admission::{Facts, Standing, explain};
+use posthaste_core::admission::{DeliveryStatus, Facts, explain};
 use posthaste_core::delivery::State;
 use posthaste_core::endpoint::{Policies, Status};
 use posthaste_core::estimate::{Queue, estimate};
@@ -16,8 +16,8 @@ use posthaste_core::tenant::Tenant;
 use posthaste_core::text::Label;
 use posthaste_core::time::{Timestamp, millis};
 use posthaste_store::{
-    AttemptRecord, BacklogQuery, Command, Commanded, Cursor, DeliveryQuery, DeliveryRow, EndpointVersion, EventRow, LaneBacklog,
-    Page, PlaceQuery, StatusFilter, Whose,
+    AttemptRecord, BacklogQuery, BacklogScope, Command, CommandOutcome, Cursor, DeliveryQuery, DeliveryRow, EndpointVersion,
+    EventRow, LaneBacklog, Page, PlaceQuery, StatusFilter,
 };
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -25,7 +25,7 @@ use utoipa::ToSchema;
 use crate::App;
 use crate::call::{Call, Rows, answer, ok};
 use crate::endpoints::{PayloadFormatName, refused};
-use crate::observed::{Observed, lanes};
+use crate::lane_status::{LaneStatus, lanes};
 use crate::policies::in_force;
 use crate::problem::Problem;
 use crate::query::{HOLD_REASON, STATUS};
@@ -182,13 +182,13 @@ pub(crate) async fn page(call: &Call, list: &str, is_dead: bool) -> Result<Respo
     let Page { rows, next } =
         if is_dead { call.app.store.dead_letters(wanted).await? } else { call.app.store.deliveries(wanted).await? };
     let rows = with_labels(&call.app, rows, &labels).await?;
-    let surroundings = Surroundings::of(&call.app, &rows).await?;
+    let contexts = DeliveryContexts::of(&call.app, &rows).await?;
     // What is computed is judged row by row: a page may be short while there is a next one.
     let covers = |view: &DeliveryView| {
         (statuses.is_empty() || statuses.contains(&view.status))
             && hold_reason.is_none_or(|wanted| view.hold_reason == Some(wanted))
     };
-    let views = rows.iter().map(|row| surroundings.view(&call.app, row)).filter(covers).collect();
+    let views = rows.iter().map(|row| contexts.view(&call.app, row)).filter(covers).collect();
     Ok(call.list(list, Rows::new(views, next.map(|next| next.to_string()))))
 }
 
@@ -268,7 +268,7 @@ pub(crate) async fn retry(call: Call) -> Result<Response, Problem> {
     let row = find(&call).await?;
     match row.state {
         State::Waiting { .. } => send_now(&call, &row).await,
-        State::Delivered { .. } | State::Dead { .. } | State::Cancelled { .. } => repeat(&call, &row).await,
+        State::Delivered { .. } | State::Dead { .. } | State::Cancelled { .. } => redeliver(&call, &row).await,
     }
 }
 
@@ -276,27 +276,27 @@ pub(crate) async fn retry(call: Call) -> Result<Response, Problem> {
 async fn send_now(call: &Call, row: &DeliveryRow) -> Result<Response, Problem> {
     let audit = call.audit("delivery.retry", &row.id, Some(&row.tenant));
     match call.app.store.command(row.partition, Command::SendNow { delivery: row.id, audit }).await? {
-        Commanded::Done => {
+        CommandOutcome::Done => {
             let row = call.app.store.delivery(None, row.id).await?.ok_or_else(Problem::not_found)?;
             Ok(answer(StatusCode::ACCEPTED, &shown(&call.app, &row).await?))
         }
-        Commanded::InFlight => Err(Problem::conflict("It is being delivered at this moment.")),
+        CommandOutcome::InFlight => Err(Problem::conflict("It is being delivered at this moment.")),
         // It has ended between our look and the owner's: then it is made again.
-        Commanded::HasEnded => {
+        CommandOutcome::HasEnded => {
             let row = call.app.store.delivery(None, row.id).await?.ok_or_else(Problem::not_found)?;
-            repeat(call, &row).await
+            redeliver(call, &row).await
         }
-        Commanded::NotFound => Err(Problem::not_found()),
-        Commanded::NotBefore(_) | Commanded::Tested(_) => {
+        CommandOutcome::NotFound => Err(Problem::not_found()),
+        CommandOutcome::NotBefore(_) | CommandOutcome::Tested(_) => {
             Err(Problem::unavailable("The owner of the delivery could not do that now."))
         }
     }
 }
 
 /// A new delivery of the same event.
-pub(crate) async fn repeat(call: &Call, row: &DeliveryRow) -> Result<Response, Problem> {
+pub(crate) async fn redeliver(call: &Call, row: &DeliveryRow) -> Result<Response, Problem> {
     let audit = call.audit("delivery.retry", &row.id, Some(&row.tenant));
-    let new = call.app.store.repeat(row.id, audit).await?.map_err(refused)?;
+    let new = call.app.store.redeliver(row.id, audit).await?.map_err(refused)?;
     if let Some(metrics) = &call.app.options.metrics {
         metrics.publishing().retry_requested();
     }
@@ -311,14 +311,14 @@ pub(crate) async fn cancel(call: Call) -> Result<Response, Problem> {
     }
     let audit = call.audit("delivery.cancel", &row.id, Some(&row.tenant));
     match call.app.store.command(row.partition, Command::CancelDelivery { delivery: row.id, audit }).await? {
-        Commanded::Done => {
+        CommandOutcome::Done => {
             let row = call.app.store.delivery(None, row.id).await?.ok_or_else(Problem::not_found)?;
             Ok(ok(&shown(&call.app, &row).await?))
         }
-        Commanded::InFlight => Err(Problem::conflict("It is being delivered at this moment.")),
-        Commanded::HasEnded => Err(Problem::conflict("It has ended already.")),
-        Commanded::NotFound => Err(Problem::not_found()),
-        Commanded::NotBefore(_) | Commanded::Tested(_) => {
+        CommandOutcome::InFlight => Err(Problem::conflict("It is being delivered at this moment.")),
+        CommandOutcome::HasEnded => Err(Problem::conflict("It has ended already.")),
+        CommandOutcome::NotFound => Err(Problem::not_found()),
+        CommandOutcome::NotBefore(_) | CommandOutcome::Tested(_) => {
             Err(Problem::unavailable("The owner of the delivery could not do that now."))
         }
     }
@@ -332,10 +332,10 @@ pub(crate) async fn find(call: &Call) -> Result<DeliveryRow, Problem> {
 
 /// One delivery as it stands, with an estimate of its turn.
 pub(crate) async fn shown(app: &App, row: &DeliveryRow) -> Result<DeliveryView, Problem> {
-    let surroundings = Surroundings::of(app, std::slice::from_ref(row)).await?;
-    let mut view = surroundings.view(app, row);
+    let contexts = DeliveryContexts::of(app, std::slice::from_ref(row)).await?;
+    let mut view = contexts.view(app, row);
     if view.next_attempt_at.is_some() {
-        view.estimated_at = estimated_at(app, &surroundings, row).await?.map(Timestamp::to_rfc3339);
+        view.estimated_at = estimated_at(app, &contexts, row).await?.map(Timestamp::to_rfc3339);
     }
     Ok(view)
 }
@@ -346,25 +346,25 @@ const PLACES_MAX: usize = 200_000;
 const NEIGHBOURS_MAX: usize = 1_000;
 
 /// When its turn comes, judging by the holds that are known and by its place; `None` if that cannot be said.
-async fn estimated_at(app: &App, surroundings: &Surroundings, row: &DeliveryRow) -> Result<Option<Timestamp>, Problem> {
+async fn estimated_at(app: &App, contexts: &DeliveryContexts, row: &DeliveryRow) -> Result<Option<Timestamp>, Problem> {
     let now = app.store.now();
-    let Some(around) = surroundings.endpoints.get(&row.endpoint) else { return Ok(None) };
-    let tenant = surroundings.tenants.get(&row.tenant).and_then(Option::as_ref);
-    let mut facts = surroundings.facts(row, around);
+    let Some(context) = contexts.endpoints.get(&row.endpoint) else { return Ok(None) };
+    let tenant = contexts.tenants.get(&row.tenant).and_then(Option::as_ref);
+    let mut facts = contexts.facts(row, context);
     let (of_lane, of_tenant) = (
-        around.policies.rate_limit.map(|limit| (limit, around.observed.bucket())),
-        tenant.and_then(|tenant| tenant.rate_limit).map(|limit| (limit, around.observed.tenant_bucket())),
+        context.policies.rate_limit.map(|limit| (limit, context.observed.bucket())),
+        tenant.and_then(|tenant| tenant.rate_limit).map(|limit| (limit, context.observed.tenant_bucket())),
     );
     // Tokens are waited for from when nothing else holds it.
     (facts.lane.rate_limit, facts.lane.tenant_rate_limit) = (None, None);
     let from = match explain(now, &facts) {
-        Standing::Pending => now,
-        Standing::Held { until: Some(until), .. } => until,
-        Standing::Held { until: None, .. }
-        | Standing::Delivering
-        | Standing::Delivered { .. }
-        | Standing::Dead { .. }
-        | Standing::Cancelled { .. } => return Ok(None),
+        DeliveryStatus::Pending => now,
+        DeliveryStatus::Held { until: Some(until), .. } => until,
+        DeliveryStatus::Held { until: None, .. }
+        | DeliveryStatus::Delivering
+        | DeliveryStatus::Delivered { .. }
+        | DeliveryStatus::Dead { .. }
+        | DeliveryStatus::Cancelled { .. } => return Ok(None),
     };
     let schedule = facts.lane.schedule.filter(|schedule| schedule.holds(&row.event_type, row.is_priority));
     if of_lane.is_none() && of_tenant.is_none() {
@@ -372,7 +372,7 @@ async fn estimated_at(app: &App, surroundings: &Surroundings, row: &DeliveryRow)
     }
     let query =
         PlaceQuery { endpoint: row.endpoint, older_than: (row.timestamp, row.seq), due_by: from, rows_per_queue_max: PLACES_MAX };
-    let Some(ahead) = app.store.ahead(query).await? else { return Ok(None) };
+    let Some(ahead) = app.store.count_ahead(query).await? else { return Ok(None) };
     let place = ahead + 1;
     let mut queues = Vec::new();
     if let Some((limit, bucket)) = of_lane {
@@ -389,7 +389,7 @@ async fn estimated_at(app: &App, surroundings: &Surroundings, row: &DeliveryRow)
 async fn ahead_of_neighbours(app: &App, row: &DeliveryRow, due_by: Timestamp, place: u64) -> Result<u64, Problem> {
     let places = usize::try_from(place).unwrap_or(PLACES_MAX).min(PLACES_MAX);
     let query = BacklogQuery {
-        whose: Whose::Tenant(row.tenant.clone()),
+        scope: BacklogScope::Tenant(row.tenant.clone()),
         now: due_by,
         lanes_max: NEIGHBOURS_MAX,
         rows_per_queue_max: places,
@@ -402,22 +402,22 @@ async fn ahead_of_neighbours(app: &App, row: &DeliveryRow, due_by: Timestamp, pl
 
 /// What the deliveries of a page have around them: their endpoints and tenants, each read once.
 #[derive(Debug)]
-pub(crate) struct Surroundings {
-    endpoints: HashMap<EndpointId, Around>,
+pub(crate) struct DeliveryContexts {
+    endpoints: HashMap<EndpointId, DeliveryContext>,
     tenants: HashMap<TenantId, Option<Tenant>>,
 }
 
 #[derive(Debug)]
-struct Around {
+struct DeliveryContext {
     status: Status,
     policies: Policies,
-    observed: Observed,
+    observed: LaneStatus,
 }
 
-impl Surroundings {
-    pub(crate) async fn of(app: &App, rows: &[DeliveryRow]) -> Result<Surroundings, Problem> {
+impl DeliveryContexts {
+    pub(crate) async fn of(app: &App, rows: &[DeliveryRow]) -> Result<DeliveryContexts, Problem> {
         let mut tenants: HashMap<TenantId, Option<Tenant>> = HashMap::new();
-        let mut endpoints: HashMap<EndpointId, Around> = HashMap::new();
+        let mut endpoints: HashMap<EndpointId, DeliveryContext> = HashMap::new();
         let mut ids: Vec<EndpointId> = rows.iter().map(|row| row.endpoint).collect();
         ids.sort_unstable();
         ids.dedup();
@@ -431,39 +431,40 @@ impl Surroundings {
                 continue;
             }
             let observed = observed.remove(&row.endpoint).unwrap_or_default();
-            let around = match readable(app.store.endpoint(None, row.endpoint).await)? {
+            let context = match readable(app.store.endpoint(None, row.endpoint).await)? {
                 Some(None) => continue,
                 Some(Some(stored)) => {
                     let defaults = tenants.get(&row.tenant).and_then(Option::as_ref).map(|tenant| &tenant.defaults);
                     let policies = in_force(&app.options.policies, defaults, &stored.endpoint.policies);
-                    Around { status: stored.endpoint.status, policies, observed }
+                    DeliveryContext { status: stored.endpoint.status, policies, observed }
                 }
                 // Its deliveries can still be read, and its owner says why they wait.
-                None => Around { status: Status::Active, policies: app.options.policies.clone(), observed },
+                None => DeliveryContext { status: Status::Active, policies: app.options.policies.clone(), observed },
             };
-            endpoints.insert(row.endpoint, around);
+            endpoints.insert(row.endpoint, context);
         }
-        Ok(Surroundings { endpoints, tenants })
+        Ok(DeliveryContexts { endpoints, tenants })
     }
 
-    fn facts<'a>(&self, row: &'a DeliveryRow, around: &'a Around) -> Facts<'a> {
+    fn facts<'a>(&self, row: &'a DeliveryRow, context: &'a DeliveryContext) -> Facts<'a> {
         let tenant = self.tenants.get(&row.tenant).and_then(Option::as_ref);
         Facts {
             state: row.state,
             attempts: row.attempts,
-            is_in_flight: row.state.due().is_some_and(|due| around.observed.is_in_flight(row.id, due)),
+            is_in_flight: row.state.due().is_some_and(|due| context.observed.is_in_flight(row.id, due)),
             event_type: &row.event_type,
             is_priority: row.is_priority,
             is_head_of_key: row.is_head_of_key,
-            lane: around.observed.lane_facts(around.status, &around.policies, tenant),
+            lane: context.observed.lane_facts(context.status, &context.policies, tenant),
         }
     }
 
     pub(crate) fn view(&self, app: &App, row: &DeliveryRow) -> DeliveryView {
-        let unknown = Around { status: Status::Active, policies: app.options.policies.clone(), observed: Observed::default() };
-        let around = self.endpoints.get(&row.endpoint).unwrap_or(&unknown);
-        let mut view = stand(row, explain(app.store.now(), &self.facts(row, around)), around.policies.retry.max_attempts());
-        if let (Some("blocked"), Some(cause)) = (view.hold_reason, around.observed.blocked()) {
+        let unknown =
+            DeliveryContext { status: Status::Active, policies: app.options.policies.clone(), observed: LaneStatus::default() };
+        let context = self.endpoints.get(&row.endpoint).unwrap_or(&unknown);
+        let mut view = stand(row, explain(app.store.now(), &self.facts(row, context)), context.policies.retry.max_attempts());
+        if let (Some("blocked"), Some(cause)) = (view.hold_reason, context.observed.blocked()) {
             view.last_error = Some(cause.to_owned());
         }
         view
@@ -479,7 +480,7 @@ pub(crate) fn readable<T>(read: Result<T, posthaste_store::Error>) -> Result<Opt
     }
 }
 
-fn stand(row: &DeliveryRow, standing: Standing, max_attempts: u32) -> DeliveryView {
+fn stand(row: &DeliveryRow, standing: DeliveryStatus, max_attempts: u32) -> DeliveryView {
     let mut view = DeliveryView {
         id: row.id.to_string(),
         event: row.event.to_string(),
@@ -509,27 +510,27 @@ fn stand(row: &DeliveryRow, standing: Standing, max_attempts: u32) -> DeliveryVi
         created_at: row.created_at.to_rfc3339(),
     };
     match standing {
-        Standing::Pending => {
+        DeliveryStatus::Pending => {
             if let State::Waiting { due } = row.state {
                 view.next_attempt_at = Some(due.to_rfc3339());
             }
         }
-        Standing::Delivering => view.status = "delivering",
-        Standing::Held { reason, until } => {
+        DeliveryStatus::Delivering => view.status = "delivering",
+        DeliveryStatus::Held { reason, until } => {
             view.status = "scheduled";
             view.hold_reason = Some(reason.name());
             view.next_attempt_at = until.map(Timestamp::to_rfc3339);
         }
-        Standing::Delivered { at } => {
+        DeliveryStatus::Delivered { at } => {
             view.status = "delivered";
             view.delivered_at = Some(at.to_rfc3339());
         }
-        Standing::Dead { at, reason } => {
+        DeliveryStatus::Dead { at, reason } => {
             view.status = "dead";
             view.dead_reason = Some(reason.name());
             view.dead_at = Some(at.to_rfc3339());
         }
-        Standing::Cancelled { at, reason } => {
+        DeliveryStatus::Cancelled { at, reason } => {
             view.status = "cancelled";
             view.cancel_reason = Some(reason.name());
             view.cancelled_at = Some(at.to_rfc3339());

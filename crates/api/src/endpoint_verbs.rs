@@ -11,7 +11,7 @@ use posthaste_core::event::{Data, Event, EventType, Timing};
 use posthaste_core::id::EventId;
 use posthaste_core::text::Labels;
 use posthaste_core::time::Timestamp;
-use posthaste_store::{Change, Command, Commanded, SecretText, StoredSecret};
+use posthaste_store::{Change, Command, CommandOutcome, SecretText, StoredSecret};
 use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
@@ -19,7 +19,7 @@ use utoipa::ToSchema;
 
 use crate::call::{Call, ok, parse_or_default, tagged, with_change};
 use crate::deliveries::{AttemptView, versions_of};
-use crate::endpoints::{Which, find, refused, replace, secret_for};
+use crate::endpoints::{EditTarget, find, refused, replace, secret_for};
 use crate::problem::Problem;
 
 /// Where it says nothing, until it is resumed.
@@ -90,7 +90,7 @@ pub(crate) async fn enable(call: Call) -> Result<Response, Problem> {
 }
 
 async fn set_status(call: &Call, action: &str, next: impl Fn(Status) -> Result<Status, Problem>) -> Result<Response, Problem> {
-    replace(call, action, Which::IsNamed, |found, _| {
+    replace(call, action, EditTarget::IsNamed, |found, _| {
         let endpoint = found.stored.endpoint.clone();
         let status = next(endpoint.status.at(call.app.store.now()))?;
         Ok(Endpoint { status, ..endpoint }.into())
@@ -157,14 +157,14 @@ pub(crate) async fn test(call: Call) -> Result<Response, Problem> {
     };
     let command = Command::Test { endpoint: endpoint.id, event: Arc::new(event) };
     match call.app.store.command(found.stored.partition, command).await? {
-        Commanded::Tested(attempt) => {
+        CommandOutcome::Tested(attempt) => {
             let mut versions = versions_of(&call, endpoint.id, std::iter::once(&*attempt)).await?;
             let sent_with = attempt.endpoint_version.and_then(|version| versions.remove(&version));
             Ok(ok(&AttemptView::show(None, &attempt, sent_with)))
         }
-        Commanded::NotBefore(at) => Err(Problem::no_token(at.since(call.app.store.now()))),
-        Commanded::NotFound => Err(Problem::not_found()),
-        Commanded::Done | Commanded::InFlight | Commanded::HasEnded => {
+        CommandOutcome::NotBefore(at) => Err(Problem::no_token(at.since(call.app.store.now()))),
+        CommandOutcome::NotFound => Err(Problem::not_found()),
+        CommandOutcome::Done | CommandOutcome::InFlight | CommandOutcome::HasEnded => {
             Err(Problem::unavailable("The node that owns the endpoint could not test it now."))
         }
     }

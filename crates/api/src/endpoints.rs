@@ -18,7 +18,7 @@ use posthaste_core::id::{EndpointId, EndpointUid, TenantId};
 use posthaste_core::tenant::Tenant;
 use posthaste_core::time::Timestamp;
 use posthaste_signing::{HexSecret, Secret, SigningKey};
-use posthaste_store::{Change, Configured, EndpointQuery, NewEndpoint, Refusal, SecretText, StoredEndpoint, StoredSecret};
+use posthaste_store::{Change, ChangeResult, EndpointQuery, NewEndpoint, Refusal, SecretText, StoredEndpoint, StoredSecret};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -27,8 +27,8 @@ use utoipa::ToSchema;
 use crate::App;
 use crate::call::{Call, Rows, TRIES_MAX, answer, document_of, no_content, ok, tagged, with_change};
 use crate::credentials::Caller;
-use crate::given::{Given, check_read_only};
-use crate::observed::{HealthView, Observed, lanes_and_health};
+use crate::lane_status::{HealthView, LaneStatus, lanes_and_health};
+use crate::patch::{Patch, check_read_only};
 use crate::policies::{
     CircuitBody, CircuitView, Liftable, RateLimitBody, RateLimitShown, RetryBody, ScheduleBody, ScheduleShown, TimeoutBody,
     TimeoutView, in_force, overriding, patterns, show_rate_limit, show_schedule,
@@ -48,91 +48,91 @@ const MASKED: &str = "********";
 pub(crate) struct EndpointBody {
     #[serde(default)]
     #[schema(value_type = Option<String>, max_length = 2048)]
-    url: Given<String>,
+    url: Patch<String>,
     #[serde(default)]
     #[schema(value_type = Option<String>)]
-    tenant: Given<String>,
+    tenant: Patch<String>,
     #[serde(default)]
     #[schema(value_type = Option<String>, max_length = 1024)]
-    description: Given<String>,
+    description: Patch<String>,
     /// Your own name for it, unique in its tenant.
     #[serde(default)]
     #[schema(value_type = Option<String>, max_length = 128)]
-    uid: Given<String>,
+    uid: Patch<String>,
     /// `*`, patterns such as `invoice.*`, exact names; empty means all.
     #[serde(default)]
     #[schema(value_type = Option<Vec<String>>, max_items = 1000)]
-    event_types: Given<Vec<String>>,
+    event_types: Patch<Vec<String>>,
     #[serde(default)]
     #[schema(value_type = Option<Vec<String>>, max_items = 1000)]
-    disabled_event_types: Given<Vec<String>>,
+    disabled_event_types: Patch<Vec<String>>,
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
-    filter: Given<Box<RawValue>>,
+    filter: Patch<Box<RawValue>>,
     #[serde(default)]
     #[schema(value_type = Option<RateLimitShown>)]
-    rate_limit: Given<Liftable<RateLimitBody>>,
+    rate_limit: Patch<Liftable<RateLimitBody>>,
     #[serde(default)]
     #[schema(value_type = Option<u32>, minimum = 1, maximum = 1000)]
-    max_in_flight: Given<u32>,
+    max_in_flight: Patch<u32>,
     #[serde(default)]
     #[schema(value_type = Option<ScheduleShown>)]
-    delivery_schedule: Given<Liftable<ScheduleBody>>,
+    delivery_schedule: Patch<Liftable<ScheduleBody>>,
     #[serde(default)]
     #[schema(value_type = Option<RetryBody>)]
-    retry: Given<RetryBody>,
+    retry: Patch<RetryBody>,
     #[serde(default)]
     #[schema(value_type = Option<TimeoutBody>)]
-    timeout: Given<TimeoutBody>,
+    timeout: Patch<TimeoutBody>,
     #[serde(default)]
     #[schema(value_type = Option<CircuitBody>)]
-    circuit: Given<CircuitBody>,
+    circuit: Patch<CircuitBody>,
     #[serde(default)]
     #[schema(value_type = Option<SigningBody>)]
-    signing: Given<SigningBody>,
+    signing: Patch<SigningBody>,
     #[serde(default)]
     #[schema(value_type = Option<PayloadFormatName>)]
-    payload_format: Given<PayloadFormatName>,
+    payload_format: Patch<PayloadFormatName>,
     /// Sent with every request; shown as `********` later.
     #[serde(default)]
     #[schema(value_type = Option<BTreeMap<String, String>>)]
-    headers: Given<BTreeMap<String, String>>,
+    headers: Patch<BTreeMap<String, String>>,
     #[serde(default)]
     #[schema(value_type = Option<BTreeMap<String, String>>)]
-    metadata: Given<BTreeMap<String, String>>,
+    metadata: Patch<BTreeMap<String, String>>,
     /// Your own secret, where it is made; later `rotate-secret`.
     #[serde(default)]
     #[schema(value_type = Option<String>, write_only)]
-    secret: Given<String>,
+    secret: Patch<String>,
     #[serde(default)]
     #[schema(value_type = Option<Value>, read_only)]
-    id: Given<Value>,
+    id: Patch<Value>,
     #[serde(default)]
     #[schema(value_type = Option<Value>, read_only)]
-    status: Given<Value>,
+    status: Patch<Value>,
     #[serde(default)]
     #[schema(value_type = Option<Value>, read_only)]
-    paused_until: Given<Value>,
+    paused_until: Patch<Value>,
     #[serde(default)]
     #[schema(value_type = Option<Value>, read_only)]
-    public_key: Given<Value>,
+    public_key: Patch<Value>,
     #[serde(default)]
     #[schema(value_type = Option<Value>, read_only)]
-    health: Given<Value>,
+    health: Patch<Value>,
     /// Policies that it does not set itself. Sent back, those stay inherited.
     #[serde(default)]
     #[schema(value_type = Option<Value>, read_only)]
-    inherited: Given<Value>,
+    inherited: Patch<Value>,
     #[serde(default)]
     #[schema(value_type = Option<Value>, read_only)]
-    created_at: Given<Value>,
+    created_at: Patch<Value>,
     #[serde(default)]
     #[schema(value_type = Option<Value>, read_only)]
-    updated_at: Given<Value>,
+    updated_at: Patch<Value>,
     /// Of the answer to a change; nothing is said by sending it back.
     #[serde(default)]
     #[schema(value_type = Option<Value>, read_only)]
-    warnings: Given<Value>,
+    warnings: Patch<Value>,
 }
 
 /// How requests are signed. `prefix` and `header_names` belong to `timestamp-hex`.
@@ -242,13 +242,13 @@ pub(crate) struct EndpointView {
 
 /// An endpoint as it was found, with what has to be known to show it.
 #[derive(Debug)]
-pub(crate) struct Found {
+pub(crate) struct LoadedEndpoint {
     pub(crate) stored: StoredEndpoint,
     pub(crate) tenant: Option<Tenant>,
-    pub(crate) observed: Observed,
+    pub(crate) observed: LaneStatus,
 }
 
-impl Found {
+impl LoadedEndpoint {
     pub(crate) fn policies(&self, app: &App) -> Policies {
         in_force(&app.options.policies, self.tenant.as_ref().map(|tenant| &tenant.defaults), &self.stored.endpoint.policies)
     }
@@ -304,7 +304,7 @@ async fn make(call: &Call, tenant: TenantId, mut given: EndpointBody, uid: Optio
     let per_tenant_max = stored_tenant.as_ref().and_then(tenants::endpoints_max).unwrap_or(app.options.endpoints_per_tenant_max);
     let policies =
         in_force(&app.options.policies, stored_tenant.as_ref().map(|stored| &stored.tenant.defaults), &endpoint.policies);
-    let view = view(app, &endpoint, &secrets, &policies, &Observed::default());
+    let view = view(app, &endpoint, &secrets, &policies, &LaneStatus::default());
     let audit = with_change(call.audit("endpoint.create", &id, Some(&tenant)), None, Some(&document(&view)));
     let headers = endpoint.headers.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
     let change = Change::CreateEndpoint(Box::new(NewEndpoint {
@@ -337,15 +337,15 @@ pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
             tenants.insert(id.clone(), tenant);
         }
     }
-    let rows: Vec<Found> = rows
+    let rows: Vec<LoadedEndpoint> = rows
         .into_iter()
-        .map(|stored| Found {
+        .map(|stored| LoadedEndpoint {
             tenant: tenants.get(&stored.endpoint.tenant).cloned().flatten(),
             observed: observed.remove(&stored.endpoint.id).unwrap_or_default(),
             stored,
         })
         .collect();
-    let position = |found: &Found| found.stored.endpoint.id.to_string();
+    let position = |found: &LoadedEndpoint| found.stored.endpoint.id.to_string();
     Ok(call.list(LIST, Rows::cut(rows, limit, position, |found| found.view(&call.app))))
 }
 
@@ -360,7 +360,7 @@ pub(crate) async fn change(call: Call) -> Result<Response, Problem> {
     if !given.secret.is_absent() {
         return Err(Problem::invalid("secret", "is changed with rotate-secret"));
     }
-    replace(&call, "endpoint.change", Which::IsNamed, |found, document| {
+    replace(&call, "endpoint.change", EditTarget::IsNamed, |found, document| {
         let given = given.clone();
         given.check_read_only_fields(Some(document))?;
         given
@@ -409,11 +409,11 @@ pub(crate) async fn put(call: Call) -> Result<Response, Problem> {
     }
     let tenant = call.caller.tenant_for(named.as_ref().map(TenantId::as_str).or(in_body.as_deref()))?;
     match &given.uid {
-        Given::Absent | Given::Null => {}
-        Given::Is(same) if same == uid.as_str() => {}
-        Given::Is(_) => return Err(Problem::invalid("uid", "differs from the one in the address")),
+        Patch::Absent | Patch::Null => {}
+        Patch::Is(same) if same == uid.as_str() => {}
+        Patch::Is(_) => return Err(Problem::invalid("uid", "differs from the one in the address")),
     }
-    given.uid = Given::Absent;
+    given.uid = Patch::Absent;
     if find_by_uid(&call, &tenant, &uid).await?.is_none() {
         if call.precondition().is_given() {
             return Err(Problem::stale());
@@ -427,7 +427,7 @@ pub(crate) async fn put(call: Call) -> Result<Response, Problem> {
     if !given.secret.is_absent() {
         return Err(Problem::invalid("secret", "is changed with rotate-secret"));
     }
-    replace(&call, "endpoint.replace", Which::HasUid(&tenant, &uid), |found, document| {
+    replace(&call, "endpoint.replace", EditTarget::HasUid(&tenant, &uid), |found, document| {
         let given = given.clone();
         given.check_read_only_fields(Some(document))?;
         let present = &found.stored.endpoint;
@@ -441,7 +441,7 @@ pub(crate) async fn put(call: Call) -> Result<Response, Problem> {
     .await
 }
 
-async fn find_by_uid(call: &Call, tenant: &TenantId, uid: &EndpointUid) -> Result<Option<Found>, Problem> {
+async fn find_by_uid(call: &Call, tenant: &TenantId, uid: &EndpointUid) -> Result<Option<LoadedEndpoint>, Problem> {
     let query = EndpointQuery { tenant: Some(tenant.clone()), uid: Some(uid.clone()), before: None, limit: 1 };
     match call.app.store.endpoints(query).await?.pop() {
         Some(stored) => Ok(Some(complete(&call.app, stored).await?)),
@@ -450,7 +450,7 @@ async fn find_by_uid(call: &Call, tenant: &TenantId, uid: &EndpointUid) -> Resul
 }
 
 /// The endpoint that the address names, if it is there for this caller.
-pub(crate) async fn find(call: &Call) -> Result<Found, Problem> {
+pub(crate) async fn find(call: &Call) -> Result<LoadedEndpoint, Problem> {
     if let Some(uid) = call.name.strip_prefix("uid:") {
         let uid = EndpointUid::parse(uid).map_err(|_| Problem::not_found())?;
         let tenant = call.caller.tenant_for(call.query.tenant()?.as_ref().map(TenantId::as_str))?;
@@ -466,16 +466,16 @@ pub(crate) async fn find_stored(call: &Call, id: EndpointId) -> Result<StoredEnd
     stored.filter(|stored| stored.deleted_at.is_none()).ok_or_else(Problem::not_found)
 }
 
-async fn complete(app: &App, stored: StoredEndpoint) -> Result<Found, Problem> {
+async fn complete(app: &App, stored: StoredEndpoint) -> Result<LoadedEndpoint, Problem> {
     let tenant = app.store.tenant(stored.endpoint.tenant.clone()).await?.map(|stored| stored.tenant);
     let id = stored.endpoint.id;
     let observed = lanes_and_health(app, &[id]).await?.remove(&id).unwrap_or_default();
-    Ok(Found { stored, tenant, observed })
+    Ok(LoadedEndpoint { stored, tenant, observed })
 }
 
 /// Which endpoint a change is about.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Which<'a> {
+pub(crate) enum EditTarget<'a> {
     /// By its id, in the address.
     IsNamed,
     HasUid(&'a TenantId, &'a EndpointUid),
@@ -483,25 +483,25 @@ pub(crate) enum Which<'a> {
 
 /// An endpoint as it is to be, and what the caller is told about that.
 #[derive(Debug)]
-pub(crate) struct Edited {
+pub(crate) struct EndpointEdit {
     pub(crate) endpoint: Endpoint,
     warnings: Vec<String>,
 }
 
-impl From<Endpoint> for Edited {
-    fn from(endpoint: Endpoint) -> Edited {
-        Edited { endpoint, warnings: vec![] }
+impl From<Endpoint> for EndpointEdit {
+    fn from(endpoint: Endpoint) -> EndpointEdit {
+        EndpointEdit { endpoint, warnings: vec![] }
     }
 }
 
 /// Header values are credentials for the server that they were given for. A caller who may not see them may not have them sent
 /// to another one either: they are removed, unless the caller has given them again.
-fn without_hidden_headers(caller: &Caller, given: &EndpointBody, present: &Endpoint, mut endpoint: Endpoint) -> Edited {
+fn without_hidden_headers(caller: &Caller, given: &EndpointBody, present: &Endpoint, mut endpoint: Endpoint) -> EndpointEdit {
     if caller.may_see_secrets || is_same_server(&present.url, &endpoint.url) {
         return endpoint.into();
     }
     let is_given = |name: &str| {
-        matches!(&given.headers, Given::Is(headers)
+        matches!(&given.headers, Patch::Is(headers)
             if headers.iter().any(|(given, value)| given.eq_ignore_ascii_case(name) && value != MASKED))
     };
     let removed: Vec<String> =
@@ -519,7 +519,7 @@ fn without_hidden_headers(caller: &Caller, given: &EndpointBody, present: &Endpo
             "The header `{name}` was removed: its value was for the server of the old URL, and this session may not see it. Set it again."
         )
     };
-    Edited { endpoint, warnings: removed.iter().map(warning).collect() }
+    EndpointEdit { endpoint, warnings: removed.iter().map(warning).collect() }
 }
 
 /// Scheme, host and port. What cannot be read is another server.
@@ -534,18 +534,18 @@ fn is_same_server(one: &str, other: &str) -> bool {
 pub(crate) async fn replace(
     call: &Call,
     action: &str,
-    which: Which<'_>,
-    edit: impl Fn(&Found, &Value) -> Result<Edited, Problem>,
+    which: EditTarget<'_>,
+    edit: impl Fn(&LoadedEndpoint, &Value) -> Result<EndpointEdit, Problem>,
 ) -> Result<Response, Problem> {
     let precondition = call.precondition();
     for _ in 0..TRIES_MAX {
         let mut found = match which {
-            Which::IsNamed => find(call).await?,
-            Which::HasUid(tenant, uid) => find_by_uid(call, tenant, uid).await?.ok_or_else(Problem::not_found)?,
+            EditTarget::IsNamed => find(call).await?,
+            EditTarget::HasUid(tenant, uid) => find_by_uid(call, tenant, uid).await?.ok_or_else(Problem::not_found)?,
         };
         precondition.check(found.stored.version)?;
         let before = found.document(&call.app);
-        let Edited { endpoint, warnings } = edit(&found, &before)?;
+        let EndpointEdit { endpoint, warnings } = edit(&found, &before)?;
         let secrets = fitting_secrets(&found.stored, &endpoint.signing);
         if endpoint == found.stored.endpoint && secrets.is_none() {
             // Nothing to write: said again, as verbs may be.
@@ -570,7 +570,7 @@ pub(crate) async fn replace(
             secrets: secrets.clone(),
         };
         match call.configure(change, with_change(audit, Some(&was), Some(&is))).await? {
-            Ok(Configured { version, .. }) => {
+            Ok(ChangeResult { version, .. }) => {
                 let new_secret = secrets.and_then(|secrets| secrets.into_iter().next()).map(|stored| stored.secret.0);
                 let secret = new_secret.filter(|_| call.caller.may_see_secrets);
                 return Ok(tagged(ok(&EndpointView { secret, warnings, ..found.view(&call.app) }), version));
@@ -632,16 +632,16 @@ impl EndpointBody {
             check_read_only("warnings", &self.warnings, None)?;
         }
         match (&self.tenant, present.and_then(|present| present.get("tenant"))) {
-            (Given::Absent, _) => Ok(()),
-            (Given::Is(tenant), Some(present)) if present == tenant.as_str() => Ok(()),
-            (Given::Null | Given::Is(_), _) => Err(Problem::invalid("tenant", "an endpoint stays with its tenant")),
+            (Patch::Absent, _) => Ok(()),
+            (Patch::Is(tenant), Some(present)) if present == tenant.as_str() => Ok(()),
+            (Patch::Null | Patch::Is(_), _) => Err(Problem::invalid("tenant", "an endpoint stays with its tenant")),
         }
     }
 
     /// For PUT, where what is not said about headers means none.
     fn with_headers_replaced(mut self) -> EndpointBody {
         if self.headers.is_absent() {
-            self.headers = Given::Null;
+            self.headers = Patch::Null;
         }
         self
     }
@@ -650,14 +650,14 @@ impl EndpointBody {
     fn lay_over(self, app: &App, mut endpoint: Endpoint, document: Option<&Value>) -> Result<Endpoint, Problem> {
         let is_still_inherited = self.inherited_and_repeated(document);
         match self.url {
-            Given::Is(url) => endpoint.url = checked_url(app, &url)?,
-            Given::Absent if !endpoint.url.is_empty() => {}
-            Given::Absent | Given::Null => return Err(Problem::invalid("url", "missing field `url`")),
+            Patch::Is(url) => endpoint.url = checked_url(app, &url)?,
+            Patch::Absent if !endpoint.url.is_empty() => {}
+            Patch::Absent | Patch::Null => return Err(Problem::invalid("url", "missing field `url`")),
         }
         let description = match self.description {
-            Given::Absent => endpoint.description,
-            Given::Null => Description::parse("").expect("nothing is a description"),
-            Given::Is(text) => Description::parse(&text).map_err(|error| Problem::invalid("description", error))?,
+            Patch::Absent => endpoint.description,
+            Patch::Null => Description::parse("").expect("nothing is a description"),
+            Patch::Is(text) => Description::parse(&text).map_err(|error| Problem::invalid("description", error))?,
         };
         endpoint.description = description;
         endpoint.uid = self
@@ -716,7 +716,7 @@ impl EndpointBody {
     /// The policies that are inherited, and that came back as they are shown together with the word that they are: so
     /// that sending an answer back changes nothing.
     fn inherited_and_repeated(&self, document: Option<&Value>) -> Vec<&'static str> {
-        let (Some(document), Given::Is(Value::Array(inherited))) = (document, &self.inherited) else { return vec![] };
+        let (Some(document), Patch::Is(Value::Array(inherited))) = (document, &self.inherited) else { return vec![] };
         let has_been_sent = |name: &str| match name {
             "retry" => !self.retry.is_absent(),
             "timeout" => !self.timeout.is_absent(),
@@ -727,20 +727,20 @@ impl EndpointBody {
         };
         let is_the_same = |name: &str| match name {
             "retry" => {
-                matches!(&self.retry, Given::Is(given) if is_shown(document, "retry", &given.clone().read().map(|policy| RetryBody::show(&policy))))
+                matches!(&self.retry, Patch::Is(given) if is_shown(document, "retry", &given.clone().read().map(|policy| RetryBody::show(&policy))))
             }
-            "timeout" => matches!(&self.timeout, Given::Is(given) if given.repeats(&document["timeout"])),
-            "circuit" => matches!(&self.circuit, Given::Is(given) if given.repeats(&document["circuit"])),
+            "timeout" => matches!(&self.timeout, Patch::Is(given) if given.repeats(&document["timeout"])),
+            "circuit" => matches!(&self.circuit, Patch::Is(given) if given.repeats(&document["circuit"])),
             "delivery_schedule" => match &self.delivery_schedule {
-                Given::Is(Liftable::Set(given)) => {
+                Patch::Is(Liftable::Set(given)) => {
                     is_shown(document, name, &given.clone().read().map(|schedule| ScheduleBody::show(&schedule)))
                 }
-                Given::Absent | Given::Null | Given::Is(Liftable::Lift) => false,
+                Patch::Absent | Patch::Null | Patch::Is(Liftable::Lift) => false,
             },
-            "max_in_flight" => matches!(self.max_in_flight, Given::Is(count) if document[name] == count),
+            "max_in_flight" => matches!(self.max_in_flight, Patch::Is(count) if document[name] == count),
             _ => match &self.rate_limit {
-                Given::Is(Liftable::Set(given)) => is_shown(document, name, &Ok(given.clone())),
-                Given::Absent | Given::Null | Given::Is(Liftable::Lift) => false,
+                Patch::Is(Liftable::Set(given)) => is_shown(document, name, &Ok(given.clone())),
+                Patch::Absent | Patch::Null | Patch::Is(Liftable::Lift) => false,
             },
         };
         POLICY_NAMES
@@ -771,12 +771,12 @@ pub(crate) fn read_filter(source: &str) -> Result<Filter, Problem> {
     })
 }
 
-fn read_headers(given: Given<BTreeMap<String, String>>, present: &Headers, signing: &Signing) -> Result<Headers, Problem> {
+fn read_headers(given: Patch<BTreeMap<String, String>>, present: &Headers, signing: &Signing) -> Result<Headers, Problem> {
     let kept: BTreeMap<String, String> = present.iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
     let wanted = match given {
-        Given::Absent => kept,
-        Given::Null => BTreeMap::new(),
-        Given::Is(mut wanted) => {
+        Patch::Absent => kept,
+        Patch::Null => BTreeMap::new(),
+        Patch::Is(mut wanted) => {
             for (name, value) in &mut wanted {
                 if value == MASKED {
                     let kept = kept.get(&name.to_ascii_lowercase());
@@ -899,7 +899,7 @@ fn fitting_secrets(stored: &StoredEndpoint, signing: &Signing) -> Option<Vec<Sto
     Some(vec![StoredSecret { secret: SecretText(secret), until: None }])
 }
 
-fn view(app: &App, endpoint: &Endpoint, secrets: &[StoredSecret], policies: &Policies, observed: &Observed) -> EndpointView {
+fn view(app: &App, endpoint: &Endpoint, secrets: &[StoredSecret], policies: &Policies, observed: &LaneStatus) -> EndpointView {
     let status = endpoint.status.at(app.store.now());
     let own = &endpoint.policies;
     let inherited = [

@@ -18,7 +18,7 @@ use utoipa::ToSchema;
 
 use crate::call::{Call, Rows, TRIES_MAX, answer, document_of, no_content, tagged, version_of, with_change};
 use crate::endpoints::{changed_all_the_time, refused};
-use crate::given::{Given, check_read_only};
+use crate::patch::{Patch, check_read_only};
 use crate::problem::Problem;
 
 const LIST: &str = "event-types";
@@ -33,25 +33,25 @@ const SCHEMA_BYTES_MAX: usize = 64 * 1024;
 pub(crate) struct EventTypeBody {
     #[serde(default)]
     #[schema(value_type = Option<String>, max_length = 128)]
-    name: Given<String>,
+    name: Patch<String>,
     #[serde(default)]
     #[schema(value_type = Option<String>, max_length = 1024)]
-    description: Given<String>,
+    description: Patch<String>,
     /// In the order in which they were added: the last is the present one.
     #[serde(default)]
     #[schema(value_type = Option<Vec<VersionBody>>, max_items = 100)]
-    versions: Given<Vec<VersionBody>>,
+    versions: Patch<Vec<VersionBody>>,
     /// Still accepted; subscribers are told to move on.
     #[serde(default)]
     #[schema(value_type = Option<bool>)]
-    deprecated: Given<bool>,
+    deprecated: Patch<bool>,
     /// Goes before the rest of its lane and is not held by quiet hours.
     #[serde(default)]
     #[schema(value_type = Option<bool>)]
-    priority: Given<bool>,
+    priority: Patch<bool>,
     #[serde(default)]
     #[schema(value_type = Option<Value>, read_only)]
-    deprecated_at: Given<Value>,
+    deprecated_at: Patch<Value>,
 }
 
 /// What a payload of one version looks like.
@@ -123,9 +123,9 @@ pub(crate) async fn change(call: Call) -> Result<Response, Problem> {
         precondition.check(version_of(&before))?;
         check_read_only("deprecated_at", &given.deprecated_at, before.get("deprecated_at"))?;
         match &given.name {
-            Given::Absent => {}
-            Given::Is(name) if name == present.name.as_str() => {}
-            Given::Null | Given::Is(_) => return Err(Problem::invalid("name", "a type keeps its name")),
+            Patch::Absent => {}
+            Patch::Is(name) if name == present.name.as_str() => {}
+            Patch::Null | Patch::Is(_) => return Err(Problem::invalid("name", "a type keeps its name")),
         }
         let (now, given, over) = (call.app.store.now(), given.clone(), present.clone());
         let entry = computing::run(call.caller.owner(), move || given.lay_over(over, now)).await??;

@@ -17,8 +17,8 @@ use posthaste_core::trace::TraceContext;
 use posthaste_store::catalogue::Catalogue;
 use posthaste_store::computing;
 use posthaste_store::{
-    Command, Commanded, Cursor, DeliveryQuery, Draft, Error, EventQuery, EventRow, KnownBy, NewEvent, Page, Published as Stored,
-    StatusFilter, partition_of,
+    Command, CommandOutcome, Cursor, DeliveryQuery, Draft, DuplicateBy, Error, EventQuery, EventRow, NewEvent, Page,
+    Published as Stored, StatusFilter, partition_of,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -28,9 +28,9 @@ use crate::App;
 use crate::body;
 use crate::call::{Call, Rows, answer, no_content, ok};
 use crate::credentials::Caller;
-use crate::deliveries::Surroundings;
+use crate::deliveries::DeliveryContexts;
 use crate::problem::Problem;
-use crate::traced::{self, Began, Traced};
+use crate::traced::{self, PublishTrace, Traced};
 
 const LIST: &str = "events";
 
@@ -130,7 +130,7 @@ pub(crate) struct DeliveryCounts {
 
 /// Answers only after the event and its deliveries are on disk.
 pub(crate) async fn publish(call: Call) -> Result<Response, Problem> {
-    let began = Began::now(&call.app, "/v1/events");
+    let began = PublishTrace::now(&call.app, "/v1/events");
     let key = call.idempotency_key()?;
     let (call, body) = call.body().await?;
     let catalogue = call.app.known.catalogue().await?;
@@ -170,7 +170,7 @@ pub(crate) async fn accept(
 }
 
 /// The one way into the store, for single events and batches. Whether it works is what readiness is about.
-pub(crate) async fn commit(app: &App, events: Vec<NewEvent>, began: Began) -> Result<Vec<Stored>, Error> {
+pub(crate) async fn commit(app: &App, events: Vec<NewEvent>, began: PublishTrace) -> Result<Vec<Stored>, Error> {
     let traced = Traced::of(app, began, &events);
     let counted = app.options.metrics.as_ref().map(|metrics| {
         let events: Vec<Arc<Event>> = events.iter().map(|new| Arc::clone(&new.event)).collect();
@@ -218,8 +218,8 @@ impl Published {
             Stored::TooCostly(why) => Err(Problem::invalid("data", why)),
             Stored::Conflict { event: first, by } => {
                 let what = match by {
-                    KnownBy::Id => "id",
-                    KnownBy::IdempotencyKey => "idempotency key",
+                    DuplicateBy::Id => "id",
+                    DuplicateBy::IdempotencyKey => "idempotency key",
                 };
                 Err(Problem::conflict(format!(
                     "The same {what} was used before, for the event `{first}`, with another body. Nothing was stored."
@@ -330,11 +330,13 @@ async fn call_off(call: &Call, row: &EventRow) -> Result<(), Problem> {
     let audit = call.audit("event.cancel", &row.id, Some(&row.tenant));
     let command = Command::CancelEvent { tenant: row.tenant.clone(), event: row.id.clone(), audit };
     match call.app.store.command(partition_of(&row.tenant), command).await? {
-        Commanded::Done => Ok(()),
-        Commanded::InFlight => Err(Problem::conflict("One of its deliveries is being sent at this moment. Nothing was cancelled.")),
-        Commanded::HasEnded => Err(Problem::conflict("All its deliveries have ended already.")),
-        Commanded::NotFound => Err(Problem::not_found()),
-        Commanded::NotBefore(_) | Commanded::Tested(_) => {
+        CommandOutcome::Done => Ok(()),
+        CommandOutcome::InFlight => {
+            Err(Problem::conflict("One of its deliveries is being sent at this moment. Nothing was cancelled."))
+        }
+        CommandOutcome::HasEnded => Err(Problem::conflict("All its deliveries have ended already.")),
+        CommandOutcome::NotFound => Err(Problem::not_found()),
+        CommandOutcome::NotBefore(_) | CommandOutcome::Tested(_) => {
             Err(Problem::unavailable("The owner of the event could not do that now."))
         }
     }
@@ -395,9 +397,9 @@ async fn whole(app: &App, row: &EventRow) -> Result<EventView, Problem> {
             ..DeliveryQuery::default()
         };
         let rows = app.store.deliveries(query).await?.rows;
-        let surroundings = Surroundings::of(app, &rows).await?;
+        let contexts = DeliveryContexts::of(app, &rows).await?;
         for delivery in &rows {
-            match surroundings.view(app, delivery).status {
+            match contexts.view(app, delivery).status {
                 "delivering" => counts.delivering += 1,
                 "scheduled" => counts.scheduled += 1,
                 _ => continue,

@@ -26,11 +26,11 @@ const LOGGED_EVERY: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct Failures {
     counted: std::sync::Arc<Counter>,
-    seen: Mutex<Seen>,
+    seen: Mutex<FailureCount>,
 }
 
 #[derive(Debug, Default)]
-struct Seen {
+struct FailureCount {
     buckets: HashMap<Option<IpAddr>, Bucket>,
     logged_at: Option<Timestamp>,
     since_logged: u64,

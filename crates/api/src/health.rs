@@ -57,7 +57,7 @@ impl Publishing {
         *self.0.lock() = Some((Instant::now(), why(error)));
     }
 
-    fn trouble(&self) -> Option<&'static str> {
+    fn stall(&self) -> Option<&'static str> {
         self.0.lock().filter(|(at, _)| at.elapsed() < FAILURE_COUNTS_FOR).map(|(_, why)| why)
     }
 }
@@ -66,7 +66,7 @@ impl Publishing {
 fn why(error: &Error) -> &'static str {
     match error {
         Error::Unavailable(_) => "the database is busy or unreachable",
-        Error::Unknown => "the database was lost before it answered",
+        Error::CommitInDoubt => "the database was lost before it answered",
         Error::Overloaded { .. } => "the database cannot keep up",
         Error::Corrupt { .. } => "something that is stored cannot be read",
         Error::Unusable(_) => "the database cannot be used",
@@ -109,7 +109,7 @@ impl Readiness {
     }
 
     async fn look(&self) -> Result<Response, Problem> {
-        if let Some(why) = self.publishing.trouble() {
+        if let Some(why) = self.publishing.stall() {
             return Err(Problem::unavailable(format!("The last event could not be stored: {why}")));
         }
         let clock = self.store.clock_status();
@@ -128,11 +128,11 @@ impl Readiness {
                 sealed.total
             )));
         }
-        let stalled = self.metrics.as_ref().and_then(|metrics| metrics.liveness().trouble());
-        if let Some(trouble) = stalled.filter(|_| self.is_for_delivering_alone) {
-            return Err(Problem::unavailable(trouble.in_words()));
+        let stalled = self.metrics.as_ref().and_then(|metrics| metrics.liveness().stall());
+        if let Some(stall) = stalled.filter(|_| self.is_for_delivering_alone) {
+            return Err(Problem::unavailable(stall.in_words()));
         }
-        let mut warnings: Vec<String> = stalled.map(|trouble| trouble.in_words().to_owned()).into_iter().collect();
+        let mut warnings: Vec<String> = stalled.map(|stall| stall.in_words().to_owned()).into_iter().collect();
         if clock.suspicion.is_some() {
             warnings.push("the clock of this machine has jumped ahead and is not believed".to_owned());
         }

@@ -9,6 +9,7 @@ mod batch;
 mod body;
 mod call;
 mod cluster;
+mod config_cache;
 mod credentials;
 mod cursor;
 mod dashboard;
@@ -24,13 +25,12 @@ mod failures;
 mod filters;
 #[cfg(test)]
 mod fuzz;
-mod given;
 mod health;
 mod keys;
-mod known;
+mod lane_status;
 mod metrics;
-mod observed;
 mod openapi;
+mod patch;
 mod policies;
 mod portal;
 mod problem;
@@ -70,11 +70,11 @@ use posthaste_store::Store;
 use posthaste_traces::Traces;
 
 use body::Budget;
+use config_cache::ConfigCache;
 use credentials::{AdminKey, Calls, Uses};
 use cursor::Cursors;
 use failures::Failures;
 pub use health::{Readiness, alive_answer};
-use known::Known;
 pub use metrics::{answer as metrics_answer, is_local};
 use problem::Problem;
 
@@ -173,14 +173,14 @@ struct Shared {
     store: Arc<dyn Store>,
     options: Options,
     admin_key: AdminKey,
-    known: Arc<Known>,
+    known: Arc<ConfigCache>,
     calls: Calls,
     cursors: Cursors,
     failures: Failures,
     uses: Uses,
     budget: Budget,
     readiness: Readiness,
-    backlogs: backlog::Counted,
+    backlogs: backlog::BacklogCache,
     streams: Arc<streams::Streams>,
     /// Requests that met a bug of ours.
     panics: Arc<AtomicU64>,
@@ -210,14 +210,14 @@ pub fn router(store: Arc<dyn Store>, options: Options, admin_key: &str) -> Route
     }
     let app = App(Arc::new(Shared {
         admin_key: AdminKey::new(admin_key),
-        known: Arc::new(Known::new(Arc::clone(&store))),
+        known: Arc::new(ConfigCache::new(Arc::clone(&store))),
         calls: Calls::new(options.calls),
         failures: Failures::new(options.metrics.as_ref()),
         cursors: Cursors::new(&options.sealing_key),
         uses: Uses::default(),
         budget: Budget::new(options.bodies_bytes_max),
         readiness: Readiness::new(Arc::clone(&store), options.metrics.clone(), false),
-        backlogs: backlog::Counted::default(),
+        backlogs: backlog::BacklogCache::default(),
         streams: streams::Streams::new(options.streams_max),
         panics,
         document: docs::Document::new(&table),

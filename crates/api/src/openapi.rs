@@ -8,7 +8,7 @@ use utoipa::openapi::{RefOr, Schema};
 use utoipa::{PartialSchema, ToSchema};
 
 use crate::problem::{self, Problem};
-use crate::routes::{Access, Gives, Route, Takes};
+use crate::routes::{Access, RequestSpec, ResponseSpec, Route};
 use crate::statuses;
 
 /// A type as the document shows it.
@@ -169,7 +169,7 @@ fn operation(route: &Route) -> Value {
     operation
 }
 
-fn taken(body: &Takes) -> Value {
+fn taken(body: &RequestSpec) -> Value {
     let mut content = Map::new();
     for media_type in body.media_types {
         let mut schema = body.shape.document();
@@ -185,7 +185,7 @@ fn taken(body: &Takes) -> Value {
     json!({"required": body.is_required, "content": content})
 }
 
-fn given(gives: &Gives) -> Value {
+fn given(gives: &ResponseSpec) -> Value {
     let mut answer = json!({"description": gives.about});
     let schema = match (gives.shape, gives.status) {
         (Some(shape), _) => shape.document(),

@@ -22,7 +22,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::given::{Given, check_read_only};
+use crate::patch::{Patch, check_read_only};
 use crate::problem::Problem;
 
 /// A policy, or the word that lifts an inherited one.
@@ -70,15 +70,15 @@ impl<'de, T: HasLiftWord + Deserialize<'de>> Visitor<'de> for LiftableVisitor<T>
 
 /// What is set, or nothing, or the word.
 pub(crate) fn overriding<T, U>(
-    given: Given<Liftable<T>>,
+    given: Patch<Liftable<T>>,
     present: Override<U>,
     read: impl FnOnce(T) -> Result<U, Problem>,
 ) -> Result<Override<U>, Problem> {
     Ok(match given {
-        Given::Absent => present,
-        Given::Null => Override::Inherit,
-        Given::Is(Liftable::Lift) => Override::Lift,
-        Given::Is(Liftable::Set(body)) => Override::Set(read(body)?),
+        Patch::Absent => present,
+        Patch::Null => Override::Inherit,
+        Patch::Is(Liftable::Lift) => Override::Lift,
+        Patch::Is(Liftable::Set(body)) => Override::Set(read(body)?),
     })
 }
 
@@ -532,22 +532,22 @@ pub(crate) struct TimeoutBody {
     timeout_ms: Option<u64>,
     #[serde(default)]
     #[schema(value_type = Option<Value>, read_only)]
-    method: Given<Value>,
+    method: Patch<Value>,
     #[serde(default)]
     #[schema(value_type = Option<Value>, read_only)]
-    p50_ms: Given<Value>,
+    p50_ms: Patch<Value>,
     #[serde(default)]
     #[schema(value_type = Option<Value>, read_only)]
-    p95_ms: Given<Value>,
+    p95_ms: Patch<Value>,
     #[serde(default)]
     #[schema(value_type = Option<Value>, read_only)]
-    p99_ms: Given<Value>,
+    p99_ms: Patch<Value>,
     #[serde(default)]
     #[schema(value_type = Option<Value>, read_only)]
-    sample_count: Given<Value>,
+    sample_count: Patch<Value>,
     #[serde(default)]
     #[schema(value_type = Option<Value>, read_only)]
-    computed_at: Given<Value>,
+    computed_at: Patch<Value>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
@@ -657,16 +657,16 @@ pub(crate) struct CircuitBody {
     probe_interval_seconds: Option<u64>,
     #[serde(default)]
     #[schema(value_type = Option<Value>, read_only)]
-    state: Given<Value>,
+    state: Patch<Value>,
     #[serde(default)]
     #[schema(value_type = Option<Value>, read_only)]
-    consecutive_failures: Given<Value>,
+    consecutive_failures: Patch<Value>,
     #[serde(default)]
     #[schema(value_type = Option<Value>, read_only)]
-    opened_at: Given<Value>,
+    opened_at: Patch<Value>,
     #[serde(default)]
     #[schema(value_type = Option<Value>, read_only)]
-    next_probe_at: Given<Value>,
+    next_probe_at: Patch<Value>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, ToSchema)]
@@ -747,10 +747,10 @@ pub(crate) struct DefaultsBody {
     circuit: Option<CircuitBody>,
     #[serde(default)]
     #[schema(value_type = Option<ScheduleShown>)]
-    delivery_schedule: Given<Liftable<ScheduleBody>>,
+    delivery_schedule: Patch<Liftable<ScheduleBody>>,
     #[serde(default)]
     #[schema(value_type = Option<RateLimitShown>)]
-    rate_limit: Given<Liftable<RateLimitBody>>,
+    rate_limit: Patch<Liftable<RateLimitBody>>,
 }
 
 impl DefaultsBody {

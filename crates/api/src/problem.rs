@@ -11,7 +11,7 @@ use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::header::{ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
-use posthaste_store::{Error, Refused};
+use posthaste_store::{Error, InvalidEvent};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -193,8 +193,8 @@ impl Problem {
 
 /// What the store says is never the caller's fault.
 /// Parsed, and not acceptable.
-impl From<Refused> for Problem {
-    fn from(refused: Refused) -> Problem {
+impl From<InvalidEvent> for Problem {
+    fn from(refused: InvalidEvent) -> Problem {
         Problem::not_acceptable(refused.field, refused.message)
     }
 }
@@ -204,7 +204,7 @@ impl From<Error> for Problem {
         let cause = std::error::Error::source(&error).map(ToString::to_string);
         match error {
             Error::Overloaded { retry_after } => Problem::overloaded(retry_after),
-            Error::Unknown => {
+            Error::CommitInDoubt => {
                 tracing::warn!(%error, "a request could not be served");
                 Problem::outcome_unknown()
             }

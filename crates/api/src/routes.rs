@@ -55,8 +55,8 @@ pub(crate) struct Route {
     pub(crate) summary: &'static str,
     pub(crate) access: Access,
     pub(crate) query: &'static [Parameter],
-    pub(crate) body: Option<Takes>,
-    pub(crate) answers: Vec<Gives>,
+    pub(crate) body: Option<RequestSpec>,
+    pub(crate) answers: Vec<ResponseSpec>,
     /// Statuses of problems beside those that any call can meet.
     pub(crate) problems: &'static [u16],
     /// Beside the body: `If-Match`, `Idempotency-Key`, `traceparent`.
@@ -69,7 +69,7 @@ pub(crate) struct Route {
 }
 
 /// What a body looks like.
-pub(crate) struct Takes {
+pub(crate) struct RequestSpec {
     pub(crate) shape: Shape,
     pub(crate) is_required: bool,
     /// Fields that this route needs, although the shape that it shares with others does not.
@@ -80,7 +80,7 @@ pub(crate) struct Takes {
 }
 
 /// What comes back when all is well.
-pub(crate) struct Gives {
+pub(crate) struct ResponseSpec {
     pub(crate) status: u16,
     pub(crate) about: &'static str,
     pub(crate) shape: Option<Shape>,
@@ -123,7 +123,7 @@ impl Route {
     }
 
     fn takes<T: ToSchema>(mut self, example: &'static str) -> Route {
-        self.body = Some(Takes { shape: shape::<T>(), is_required: true, fields: &[], example, media_types: &[JSON] });
+        self.body = Some(RequestSpec { shape: shape::<T>(), is_required: true, fields: &[], example, media_types: &[JSON] });
         self
     }
 
@@ -136,7 +136,7 @@ impl Route {
     }
 
     fn may_take<T: ToSchema>(mut self, example: &'static str) -> Route {
-        self.body = Some(Takes { shape: shape::<T>(), is_required: false, fields: &[], example, media_types: &[JSON] });
+        self.body = Some(RequestSpec { shape: shape::<T>(), is_required: false, fields: &[], example, media_types: &[JSON] });
         self
     }
 
@@ -153,7 +153,7 @@ impl Route {
     }
 
     fn gives_as(mut self, status: u16, about: &'static str, shape: Option<Shape>, media_type: &'static str) -> Route {
-        self.answers.push(Gives { status, about, shape, media_type });
+        self.answers.push(ResponseSpec { status, about, shape, media_type });
         self
     }
 
@@ -544,7 +544,8 @@ impl Route {
     fn takes_batch(mut self) -> Route {
         let example = r#"[{"type": "invoice.paid", "tenant": "acme", "data": {"invoice": "inv_1"}}, {"type": "invoice.paid", "tenant": "acme", "data": {"invoice": "inv_2"}}]"#;
         let shape = crate::openapi::array_of::<events::NewEventBody>();
-        self.body = Some(Takes { shape, is_required: true, fields: &[], example, media_types: &[JSON, "application/x-ndjson"] });
+        self.body =
+            Some(RequestSpec { shape, is_required: true, fields: &[], example, media_types: &[JSON, "application/x-ndjson"] });
         self
     }
 }

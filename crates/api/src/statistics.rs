@@ -15,7 +15,7 @@ use utoipa::ToSchema;
 use crate::backlog::BacklogView;
 use crate::call::{Call, ok};
 use crate::endpoints::find;
-use crate::observed::HealthView;
+use crate::lane_status::HealthView;
 use crate::problem::Problem;
 use crate::query::{FROM, TO};
 

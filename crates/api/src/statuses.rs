@@ -3,18 +3,18 @@
 
 /// One word of the API.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Word {
+pub(crate) struct StatusDoc {
     pub(crate) name: &'static str,
     /// Completes "It means that …".
     pub(crate) meaning: &'static str,
     pub(crate) to_do: &'static str,
 }
 
-const fn word(name: &'static str, meaning: &'static str, to_do: &'static str) -> Word {
-    Word { name, meaning, to_do }
+const fn word(name: &'static str, meaning: &'static str, to_do: &'static str) -> StatusDoc {
+    StatusDoc { name, meaning, to_do }
 }
 
-pub(crate) const STATUSES: [Word; 6] = [
+pub(crate) const STATUSES: [StatusDoc; 6] = [
     word("pending", "the delivery is due and is about to be sent", "Nothing."),
     word("delivering", "a request is on its way to the receiver", "Nothing. It ends within its timeout."),
     word("scheduled", "the delivery is held; `hold_reason` says why, `next_attempt_at` until when", "See the hold reasons below."),
@@ -24,7 +24,7 @@ pub(crate) const STATUSES: [Word; 6] = [
 ];
 
 /// In the order in which they are told: the first that applies is shown.
-pub(crate) const HOLD_REASONS: [Word; 10] = [
+pub(crate) const HOLD_REASONS: [StatusDoc; 10] = [
     word(
         "disabled",
         "the endpoint is disabled, by a person or after sustained failure",
@@ -69,7 +69,7 @@ pub(crate) const HOLD_REASONS: [Word; 10] = [
     ),
 ];
 
-pub(crate) const DEAD_REASONS: [Word; 5] = [
+pub(crate) const DEAD_REASONS: [StatusDoc; 5] = [
     word(
         "permanent_failure",
         "the receiver answered with a status that another attempt would not change (3xx, most 4xx)",
@@ -93,7 +93,7 @@ pub(crate) const DEAD_REASONS: [Word; 5] = [
     ),
 ];
 
-pub(crate) const CANCEL_REASONS: [Word; 3] = [
+pub(crate) const CANCEL_REASONS: [StatusDoc; 3] = [
     word("requested", "the delivery or its event was cancelled, or its payload was erased", "Nothing."),
     word(
         "endpoint_deleted",
@@ -108,7 +108,7 @@ pub(crate) const CANCEL_REASONS: [Word; 3] = [
 ];
 
 /// For descriptions in the OpenAPI document.
-pub(crate) fn in_words(words: &[Word]) -> String {
+pub(crate) fn in_words(words: &[StatusDoc]) -> String {
     let lines: Vec<String> = words.iter().map(|word| format!("`{}`: {}. {}", word.name, word.meaning, word.to_do)).collect();
     lines.join("\n\n")
 }
@@ -141,7 +141,7 @@ itself when its reason ends. If several reasons hold a delivery, the first of th
             ("Cancel reasons", "`cancel_reason`", &CANCEL_REASONS),
         ] {
             let _ = write!(page, "\n## {title}\n\n| {column} | it means that | what to do |\n|---|---|---|\n");
-            for Word { name, meaning, to_do } in words {
+            for StatusDoc { name, meaning, to_do } in words {
                 let _ = writeln!(page, "| `{name}` | {meaning} | {to_do} |");
             }
         }
@@ -150,7 +150,7 @@ itself when its reason ends. If several reasons hold a delivery, the first of th
 
     #[test]
     fn every_word_that_the_api_can_say_is_explained() {
-        let names = |words: &[Word]| words.iter().map(|word| word.name).collect::<Vec<_>>();
+        let names = |words: &[StatusDoc]| words.iter().map(|word| word.name).collect::<Vec<_>>();
         assert_eq!(names(&STATUSES), query::STATUSES);
         assert_eq!(names(&DEAD_REASONS), DeadReason::ALL.map(DeadReason::name));
         assert_eq!(names(&CANCEL_REASONS), CancelReason::ALL.map(CancelReason::name));

@@ -20,7 +20,7 @@ use http_body::Frame;
 use posthaste_core::delivery::State;
 use posthaste_core::id::{EndpointId, TenantId};
 use posthaste_core::scheduler::Seq;
-use posthaste_store::{DeliveryQuery, MadeAfter, StatusFilter};
+use posthaste_store::{DeliveryQuery, RowsAfter, StatusFilter};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior};
@@ -29,7 +29,7 @@ use crate::App;
 use crate::call::Call;
 use crate::credentials::identify;
 use crate::cursor::{Cursors, Scope};
-use crate::deliveries::{DeliveryView, Surroundings};
+use crate::deliveries::{DeliveryContexts, DeliveryView};
 use crate::problem::Problem;
 
 const LIST: &str = "stream";
@@ -124,7 +124,7 @@ impl Position {
 }
 
 /// How a delivery stands, as far as a watcher cares.
-type Standing = (&'static str, Option<&'static str>, u32);
+type WatchedStatus = (&'static str, Option<&'static str>, u32);
 
 struct Watch {
     app: App,
@@ -139,7 +139,7 @@ struct Watch {
     /// When each row was the highest, to know when it has settled.
     marks: VecDeque<(Instant, Seq)>,
     /// What has not ended, and how it stood when it was last told.
-    followed: BTreeMap<Seq, Standing>,
+    followed: BTreeMap<Seq, WatchedStatus>,
     /// Something older than all that is followed may wait and is not looked at.
     is_lagging: bool,
 }
@@ -154,7 +154,7 @@ struct Next {
 }
 
 /// What is told.
-enum Told {
+enum StreamEvent {
     Delivery(Box<DeliveryView>),
     /// There was no time for so many, or for more.
     Missed {
@@ -182,7 +182,7 @@ impl Watch {
     }
 
     /// What was there before is not news, unless somebody goes on where it was cut off.
-    async fn begin(&mut self, resumed: Option<Seq>) -> Result<Vec<Told>, Problem> {
+    async fn begin(&mut self, resumed: Option<Seq>) -> Result<Vec<StreamEvent>, Problem> {
         let query = DeliveryQuery { tenant: self.tenant.clone(), endpoint: self.endpoint, ..DeliveryQuery::default() };
         let newest = self.app.store.deliveries(DeliveryQuery { limit: 1, ..query.clone() }).await?.rows;
         let newest = newest.first().map_or(0, |row| row.seq);
@@ -196,15 +196,15 @@ impl Watch {
         }
         let query = DeliveryQuery { statuses: vec![StatusFilter::Waiting], limit: FOLLOWED_AT_FIRST_MAX, ..query };
         let page = self.app.store.deliveries(query).await?;
-        let surroundings = Surroundings::of(&self.app, &page.rows).await?;
+        let contexts = DeliveryContexts::of(&self.app, &page.rows).await?;
         for row in page.rows.iter().filter(|row| row.seq <= self.settled || self.known.contains(&row.seq)) {
-            self.followed.insert(row.seq, standing(&surroundings.view(&self.app, row)));
+            self.followed.insert(row.seq, standing(&contexts.view(&self.app, row)));
         }
         self.is_lagging = page.next.is_some();
-        Ok(if self.is_lagging { vec![Told::Lagging] } else { vec![] })
+        Ok(if self.is_lagging { vec![StreamEvent::Lagging] } else { vec![] })
     }
 
-    async fn run(mut self, outbox: mpsc::Sender<Bytes>, first: Vec<Told>) {
+    async fn run(mut self, outbox: mpsc::Sender<Bytes>, first: Vec<StreamEvent>) {
         let mut ticks = tokio::time::interval(LOOKS_EVERY);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut last_sent = Instant::now();
@@ -239,29 +239,29 @@ impl Watch {
     }
 
     /// What is new or stands differently, the oldest first.
-    async fn look(&mut self) -> Result<Vec<Told>, Problem> {
+    async fn look(&mut self) -> Result<Vec<StreamEvent>, Problem> {
         let mut news = Vec::new();
         let Next { taken, passed_over, is_cut_off } = self.next_rows().await?;
         let wanted: Vec<Seq> = self.followed.keys().copied().chain(taken.iter().copied()).collect();
         let mut rows = self.app.store.deliveries_at(wanted).await?;
         rows.sort_unstable_by_key(|row| row.seq);
-        let surroundings = Surroundings::of(&self.app, &rows).await?;
+        let contexts = DeliveryContexts::of(&self.app, &rows).await?;
         // From here on nothing can fail, so that whatever is taken for told is told.
         if !passed_over.is_empty() {
-            news.push(Told::Missed { deliveries: passed_over.len(), is_at_least: is_cut_off });
+            news.push(StreamEvent::Missed { deliveries: passed_over.len(), is_at_least: is_cut_off });
         }
         self.known.extend(&taken);
         self.known.extend(passed_over);
         let mut followed = BTreeMap::new();
         for row in &rows {
-            let view = surroundings.view(&self.app, row);
+            let view = contexts.view(&self.app, row);
             let stands = standing(&view);
             let is_news = self.followed.get(&row.seq) != Some(&stands);
             if let State::Waiting { .. } = row.state {
                 followed.insert(row.seq, stands);
             }
             if is_news {
-                news.push(Told::Delivery(Box::new(view)));
+                news.push(StreamEvent::Delivery(Box::new(view)));
             }
         }
         let was_lagging = self.is_lagging;
@@ -271,7 +271,7 @@ impl Watch {
         }
         self.followed = followed;
         if self.is_lagging && !was_lagging {
-            news.push(Told::Lagging);
+            news.push(StreamEvent::Lagging);
         }
         self.settle();
         Ok(news)
@@ -292,8 +292,8 @@ impl Watch {
     }
 
     async fn rows_after_settled(&self, limit: usize) -> Result<Vec<Seq>, Problem> {
-        let query = MadeAfter { tenant: self.tenant.clone(), endpoint: self.endpoint, after: self.settled, limit };
-        Ok(self.app.store.made_after(query).await?)
+        let query = RowsAfter { tenant: self.tenant.clone(), endpoint: self.endpoint, after: self.settled, limit };
+        Ok(self.app.store.rows_after(query).await?)
     }
 
     /// Forgets rows that are so old that none before them can appear.
@@ -316,13 +316,13 @@ impl Watch {
     }
 }
 
-fn event(told: &Told, id: &str) -> Bytes {
+fn event(told: &StreamEvent, id: &str) -> Bytes {
     let (name, data): (&str, Value) = match told {
-        Told::Delivery(view) => ("delivery", serde_json::to_value(view).expect("texts and numbers")),
-        Told::Missed { deliveries, is_at_least } => {
+        StreamEvent::Delivery(view) => ("delivery", serde_json::to_value(view).expect("texts and numbers")),
+        StreamEvent::Missed { deliveries, is_at_least } => {
             ("missed", json!({"deliveries": deliveries, "is_at_least": is_at_least, "see": "/v1/deliveries"}))
         }
-        Told::Lagging => {
+        StreamEvent::Lagging => {
             let detail = "Not everything that waits is followed: changes of older deliveries are not told here.";
             ("lagging", json!({"followed_max": FOLLOWED_MAX, "detail": detail, "see": "/v1/deliveries"}))
         }
@@ -330,7 +330,7 @@ fn event(told: &Told, id: &str) -> Bytes {
     Bytes::from(format!("event: {name}\nid: {id}\ndata: {data}\n\n"))
 }
 
-fn standing(view: &DeliveryView) -> Standing {
+fn standing(view: &DeliveryView) -> WatchedStatus {
     (view.status, view.hold_reason, view.attempt_count)
 }
 

@@ -15,11 +15,11 @@ use crate::problem::Problem;
 #[derive(Debug)]
 pub(crate) struct Streams {
     places: usize,
-    taken: Mutex<Taken>,
+    taken: Mutex<OpenStreams>,
 }
 
 #[derive(Default, Debug)]
-struct Taken {
+struct OpenStreams {
     all: usize,
     of_tenants: usize,
     tenants: HashMap<TenantId, usize>,
@@ -28,7 +28,7 @@ struct Taken {
 
 /// One place, given back when it is dropped.
 #[derive(Debug)]
-pub(crate) struct Place {
+pub(crate) struct StreamPermit {
     streams: Arc<Streams>,
     tenant: Option<(TenantId, Arc<str>)>,
 }
@@ -38,7 +38,7 @@ impl Streams {
         Arc::new(Streams { places, taken: Mutex::default() })
     }
 
-    pub(crate) fn take(self: &Arc<Streams>, caller: &Caller) -> Result<Place, Problem> {
+    pub(crate) fn take(self: &Arc<Streams>, caller: &Caller) -> Result<StreamPermit, Problem> {
         let mut taken = self.taken.lock();
         let share = |divisor: usize| (self.places / divisor).max(1);
         let refuse =
@@ -65,11 +65,11 @@ impl Streams {
             }
         };
         taken.all += 1;
-        Ok(Place { streams: Arc::clone(self), tenant })
+        Ok(StreamPermit { streams: Arc::clone(self), tenant })
     }
 }
 
-impl Drop for Place {
+impl Drop for StreamPermit {
     fn drop(&mut self) {
         let mut taken = self.streams.taken.lock();
         taken.all -= 1;
@@ -96,17 +96,17 @@ mod tests {
     #[test]
     fn nobody_has_all_places_and_operators_find_one() {
         let streams = Streams::new(64);
-        let take = |tenant: &str, key: &str, count: usize| -> Vec<Place> {
+        let take = |tenant: &str, key: &str, count: usize| -> Vec<StreamPermit> {
             let caller = Caller::of_tenant_for_tests(tenant, key);
             (0..count).map_while(|_| streams.take(&caller).ok()).collect()
         };
         let one_key = take("a", "key-1", 64);
         assert_eq!(one_key.len(), 8);
-        let other_keys: Vec<Place> = (2..9).flat_map(|n| take("a", &format!("key-{n}"), 64)).collect();
+        let other_keys: Vec<StreamPermit> = (2..9).flat_map(|n| take("a", &format!("key-{n}"), 64)).collect();
         assert_eq!(one_key.len() + other_keys.len(), 16, "a quarter for one tenant");
-        let others: Vec<Place> = (0..20).flat_map(|n| take(&format!("t{n}"), &format!("of-{n}"), 64)).collect();
+        let others: Vec<StreamPermit> = (0..20).flat_map(|n| take(&format!("t{n}"), &format!("of-{n}"), 64)).collect();
         assert_eq!(one_key.len() + other_keys.len() + others.len(), 48, "three quarters for all tenants");
-        let operators: Vec<Place> = (0..64).map_while(|_| streams.take(&Caller::nobody()).ok()).collect();
+        let operators: Vec<StreamPermit> = (0..64).map_while(|_| streams.take(&Caller::nobody()).ok()).collect();
         assert_eq!(operators.len(), 16);
         drop((one_key, other_keys, others, operators));
         assert_eq!(take("a", "key-1", 64).len(), 8, "all places were given back");

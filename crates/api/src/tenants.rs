@@ -16,7 +16,7 @@ use utoipa::ToSchema;
 use crate::App;
 use crate::call::{Call, Rows, TRIES_MAX, answer, no_content, tagged, version_of, with_change};
 use crate::endpoints::{changed_all_the_time, refused};
-use crate::given::{Given, check_read_only};
+use crate::patch::{Patch, check_read_only};
 use crate::policies::{DefaultsBody, DefaultsView, RateLimitBody};
 use crate::problem::Problem;
 
@@ -32,35 +32,35 @@ pub(crate) struct TenantBody {
     /// Twice the weight, twice the share.
     #[serde(default)]
     #[schema(value_type = Option<u32>, minimum = 1, maximum = 1000)]
-    weight: Given<u32>,
+    weight: Patch<u32>,
     #[serde(default)]
     #[schema(value_type = Option<u32>, minimum = 1, maximum = 100_000)]
-    max_in_flight: Given<u32>,
+    max_in_flight: Patch<u32>,
     /// Over all its endpoints together.
     #[serde(default)]
     #[schema(value_type = Option<RateLimitBody>)]
-    rate_limit: Given<RateLimitBody>,
+    rate_limit: Patch<RateLimitBody>,
     #[serde(default)]
     #[schema(value_type = Option<u32>, minimum = 1, maximum = 365)]
-    retention_days: Given<u32>,
+    retention_days: Patch<u32>,
     #[serde(default)]
     #[schema(value_type = Option<DefaultsBody>)]
-    defaults: Given<DefaultsBody>,
+    defaults: Patch<DefaultsBody>,
     #[serde(default)]
     #[schema(value_type = Option<Limits>)]
-    limits: Given<Limits>,
+    limits: Patch<Limits>,
     #[serde(default)]
     #[schema(value_type = Option<Notifications>)]
-    notifications: Given<Notifications>,
+    notifications: Patch<Notifications>,
     #[serde(default)]
     #[schema(value_type = Option<BTreeMap<String, String>>)]
-    metadata: Given<BTreeMap<String, String>>,
+    metadata: Patch<BTreeMap<String, String>>,
     #[serde(default)]
     #[schema(value_type = Option<Value>, read_only)]
-    id: Given<Value>,
+    id: Patch<Value>,
     #[serde(default)]
     #[schema(value_type = Option<Value>, read_only)]
-    created_at: Given<Value>,
+    created_at: Patch<Value>,
 }
 
 /// What stands over the server's own limits; `null` is the server's.
@@ -237,9 +237,9 @@ impl TenantBody {
 
     fn lay_over(self, app: &App, mut tenant: Tenant, mut extra: Extra) -> Result<(Tenant, Extra), Problem> {
         let weight = match self.weight {
-            Given::Absent => tenant.share.weight(),
-            Given::Null => ShareOverrides::default().weight(),
-            Given::Is(weight) => weight,
+            Patch::Absent => tenant.share.weight(),
+            Patch::Null => ShareOverrides::default().weight(),
+            Patch::Is(weight) => weight,
         };
         ShareOverrides::new(weight, None).map_err(|error| Problem::invalid("weight", error))?;
         let max_in_flight = self.max_in_flight.over(tenant.share.max_in_flight(), |count| Ok(Some(count)))?;

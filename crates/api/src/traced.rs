@@ -29,14 +29,14 @@ pub(crate) fn context_of(headers: &HeaderMap) -> Option<Box<TraceContext>> {
 
 /// When a request to publish came, if anybody wants to know.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Began {
+pub(crate) struct PublishTrace {
     at: Option<Instant>,
     route: &'static str,
 }
 
-impl Began {
-    pub(crate) fn now(app: &App, route: &'static str) -> Began {
-        Began { at: app.options.traces.as_ref().map(|_| Instant::now()), route }
+impl PublishTrace {
+    pub(crate) fn now(app: &App, route: &'static str) -> PublishTrace {
+        PublishTrace { at: app.options.traces.as_ref().map(|_| Instant::now()), route }
     }
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Traced<'a> {
 }
 
 impl Traced<'_> {
-    pub(crate) fn of<'a>(app: &'a App, began: Began, group: &[NewEvent]) -> Option<Traced<'a>> {
+    pub(crate) fn of<'a>(app: &'a App, began: PublishTrace, group: &[NewEvent]) -> Option<Traced<'a>> {
         let (Some(traces), Some(at)) = (&app.options.traces, began.at) else { return None };
         let is_seen = |(_, new): &(usize, &NewEvent)| new.resolved.is_some();
         let events: Vec<_> = group.iter().enumerate().filter(is_seen).map(|(place, new)| (place, new.clone())).collect();

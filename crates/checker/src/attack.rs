@@ -87,14 +87,14 @@ impl Attack {
 
 /// How long each part takes.
 #[derive(Clone, Copy, Debug)]
-pub struct Course {
+pub struct Scenario {
     pub undisturbed: Duration,
     pub attacked: Duration,
 }
 
 /// What the healthy tenant saw in one part.
 #[derive(Clone, Default, Debug)]
-pub struct Seen {
+pub struct Observed {
     publishes: Vec<Duration>,
     lags: Vec<Duration>,
     probes: Vec<Duration>,
@@ -102,7 +102,7 @@ pub struct Seen {
     pub refused: usize,
 }
 
-impl Seen {
+impl Observed {
     pub fn publish(&self, percent: usize) -> Duration {
         percentile(&self.publishes, percent)
     }
@@ -126,8 +126,8 @@ fn percentile(times: &[Duration], percent: usize) -> Duration {
 pub struct Measured {
     pub attack: Attack,
     pub database: Database,
-    pub before: Seen,
-    pub during: Seen,
+    pub before: Observed,
+    pub during: Observed,
     pub stopped_within: Duration,
     pub grown_bytes: u64,
 }
@@ -156,9 +156,10 @@ impl Measured {
     /// One line of the table.
     pub fn row(&self) -> String {
         let millis = |time: Duration| format!("{:.0}", time.as_secs_f64() * 1000.0);
-        let both =
-            |of: &dyn Fn(&Seen, usize) -> Duration, seen: &Seen| format!("{} / {}", millis(of(seen, 50)), millis(of(seen, 99)));
-        let (publish, lag) = (&|seen: &Seen, percent| seen.publish(percent), &|seen: &Seen, percent| seen.lag(percent));
+        let both = |of: &dyn Fn(&Observed, usize) -> Duration, seen: &Observed| {
+            format!("{} / {}", millis(of(seen, 50)), millis(of(seen, 99)))
+        };
+        let (publish, lag) = (&|seen: &Observed, percent| seen.publish(percent), &|seen: &Observed, percent| seen.lag(percent));
         let database = match self.database {
             Database::Sqlite => "SQLite",
             Database::Postgres => "PostgreSQL",
@@ -183,11 +184,11 @@ pub const TABLE_HEAD: &str = "| attack | what the attacker had | database | publ
 pub async fn run(
     binary: &Path,
     database: Database,
-    course: Course,
+    course: Scenario,
     attacks: &[Attack],
     mut tell: impl FnMut(&Measured),
 ) -> anyhow::Result<Vec<Measured>> {
-    let mut bed = Bed::make(binary, database).await?;
+    let mut bed = Testbed::make(binary, database).await?;
     let mut all = Vec::new();
     for attack in attacks {
         let measured = bed.measure(*attack, course).await.with_context(|| format!("{attack:?} on {database:?}"))?;
@@ -217,7 +218,7 @@ pub fn write_table(path: &Path, measured: &[Measured]) -> anyhow::Result<()> {
 }
 
 /// A server with a healthy tenant.
-struct Bed {
+struct Testbed {
     program: Program,
     directory: PathBuf,
     arrivals: Arc<Mutex<HashMap<String, Instant>>>,
@@ -226,14 +227,14 @@ struct Bed {
     postgres: Option<posthaste_testpg::Server>,
 }
 
-impl Drop for Bed {
+impl Drop for Testbed {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
 
-impl Bed {
-    async fn make(binary: &Path, database: Database) -> anyhow::Result<Bed> {
+impl Testbed {
+    async fn make(binary: &Path, database: Database) -> anyhow::Result<Testbed> {
         let directory = std::env::temp_dir().join(format!("posthaste-attack-{}-{database:?}", std::process::id()));
         let _ = std::fs::remove_dir_all(&directory);
         std::fs::create_dir_all(&directory)?;
@@ -261,10 +262,10 @@ impl Bed {
         }
         let arrivals: Arc<Mutex<HashMap<String, Instant>>> = Arc::default();
         let receiver = receive(Arc::clone(&arrivals)).await?;
-        Ok(Bed { program, directory, arrivals, receiver, made: 0, postgres })
+        Ok(Testbed { program, directory, arrivals, receiver, made: 0, postgres })
     }
 
-    async fn measure(&mut self, attack: Attack, course: Course) -> anyhow::Result<Measured> {
+    async fn measure(&mut self, attack: Attack, course: Scenario) -> anyhow::Result<Measured> {
         let database = if self.postgres.is_some() { Database::Postgres } else { Database::Sqlite };
         let mut process = self.program.start(&[])?;
         self.program.ready(&mut process).await?;
@@ -296,7 +297,7 @@ impl Bed {
     }
 
     /// What the healthy tenant sees in this time.
-    async fn watch(&self, publisher: &mut Caller, length: Duration) -> anyhow::Result<Seen> {
+    async fn watch(&self, publisher: &mut Caller, length: Duration) -> anyhow::Result<Observed> {
         let listen = self.program.listen;
         let end = Instant::now() + length;
         let probing = tokio::spawn(async move {
@@ -312,7 +313,7 @@ impl Bed {
             }
             anyhow::Ok(probes)
         });
-        let mut seen = Seen::default();
+        let mut seen = Observed::default();
         let mut sent = Vec::new();
         while Instant::now() < end {
             let began = Instant::now();

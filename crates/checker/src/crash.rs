@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::draw::Draw;
 use crate::evidence::{Evidence, Hit, Moment, Outcome};
-use crate::receiver::Mood;
+use crate::receiver::Behaviour;
 use crate::shape::without_case;
 use crate::verdict::{Verdict, judge};
 use crate::world::{Database, World};
@@ -35,7 +35,7 @@ const PAUSE_EVERY: u32 = 16;
 const NEW_ENDPOINT_EVERY: u32 = 10;
 
 #[derive(Clone, Debug)]
-pub struct Course {
+pub struct Scenario {
     pub seed: u64,
     pub cycles: u32,
     /// Events in a second.
@@ -84,7 +84,7 @@ impl Report {
 }
 
 /// `progress` is told how many cycles are done.
-pub async fn run(binary: &Path, course: &Course, mut progress: impl FnMut(u32)) -> anyhow::Result<Report> {
+pub async fn run(binary: &Path, course: &Scenario, mut progress: impl FnMut(u32)) -> anyhow::Result<Report> {
     let mut draw = Draw::new(course.seed);
     let mut world = World::on(course.database, binary, course.seed).await?;
     world.start(&[]).await?;
@@ -108,7 +108,7 @@ pub async fn run(binary: &Path, course: &Course, mut progress: impl FnMut(u32)) 
             }
         }
         if is_waited_for && cycle % NEW_ENDPOINT_EVERY == NEW_ENDPOINT_EVERY - 1 {
-            world.make_endpoint(1, Mood::Healthy, None).await?;
+            world.make_endpoint(1, Behaviour::Healthy, None).await?;
         }
         if is_waited_for && cycle % (PAUSE_EVERY / 2) == 0 {
             world.pause(cycle % PAUSE_EVERY == 0).await;

@@ -88,7 +88,7 @@ async fn main() -> anyhow::Result<ExitCode> {
         }
         Command::Attack { seconds, write, only, slack } => {
             let attacked = Duration::from_secs(seconds);
-            let course = attack::Course { undisturbed: attacked / 2, attacked };
+            let course = attack::Scenario { undisturbed: attacked / 2, attacked };
             let is_meant = |attack: &attack::Attack| format!("{attack:?}").to_lowercase().contains(&only.to_lowercase());
             let attacks: Vec<attack::Attack> = attack::Attack::ALL.into_iter().filter(is_meant).collect();
             let databases = if postgres { vec![Database::Postgres] } else { vec![Database::Sqlite, Database::Postgres] };
@@ -108,7 +108,7 @@ async fn main() -> anyhow::Result<ExitCode> {
             (Vec::new(), Vec::new(), !faults.is_empty())
         }
         Command::Crash { cycles, rate } => {
-            let course = crash::Course { seed, cycles, rate, database };
+            let course = crash::Scenario { seed, cycles, rate, database };
             let report = crash::run(&binary, &course, |done| show(&format!("{done} of {cycles} kills"))).await?;
             show("");
             println!("{}", report.numbers());
@@ -116,7 +116,7 @@ async fn main() -> anyhow::Result<ExitCode> {
             (report.verdicts, without_case, is_broken)
         }
         Command::Soak { minutes, rate } => {
-            let course = soak::Course { seed, duration: Duration::from_secs_f64(minutes * 60.0), rate, database };
+            let course = soak::Scenario { seed, duration: Duration::from_secs_f64(minutes * 60.0), rate, database };
             let report = soak::run(&binary, &course, |elapsed, bytes| {
                 show(&format!("{:>5} s  {:>4} MiB", elapsed.as_secs(), mib(bytes)));
             })

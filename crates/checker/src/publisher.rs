@@ -49,7 +49,7 @@ pub struct Load {
 
 /// The log of what was published.
 #[derive(Debug)]
-pub struct Desk {
+pub struct PublishLog {
     clock: Clock,
     next_serial: AtomicU64,
     publishes: Mutex<Vec<Publish>>,
@@ -63,9 +63,9 @@ pub struct Publishing {
     callers: JoinSet<()>,
 }
 
-impl Desk {
-    pub fn new(clock: Clock) -> Arc<Desk> {
-        Arc::new(Desk { clock, next_serial: AtomicU64::new(0), publishes: Mutex::default(), cancels: Mutex::default() })
+impl PublishLog {
+    pub fn new(clock: Clock) -> Arc<PublishLog> {
+        Arc::new(PublishLog { clock, next_serial: AtomicU64::new(0), publishes: Mutex::default(), cancels: Mutex::default() })
     }
 
     pub fn publishes(&self) -> Vec<Publish> {
@@ -90,7 +90,7 @@ impl Desk {
         self.publishes.lock().iter().skip(calls).filter(|publish| publish.outcome == Outcome::Unknown).count()
     }
 
-    pub fn start(self: &Arc<Desk>, load: &Load) -> Publishing {
+    pub fn start(self: &Arc<PublishLog>, load: &Load) -> Publishing {
         let (stop, stopped) = watch::channel(false);
         let mut callers = JoinSet::new();
         for _ in 0..load.callers {
@@ -99,7 +99,7 @@ impl Desk {
         Publishing { stop, callers }
     }
 
-    async fn publish_until(self: Arc<Desk>, load: Load, mut stopped: watch::Receiver<bool>) {
+    async fn publish_until(self: Arc<PublishLog>, load: Load, mut stopped: watch::Receiver<bool>) {
         let mut caller = Caller::new(load.server, &load.key);
         let mut turns = tokio::time::interval(Duration::from_micros(1_000_000 * load.callers / load.rate.max(1)));
         // After a stall there is no rush to make up for it; but a turn that is a little late does not put off those after it.

@@ -23,7 +23,7 @@ use crate::signature;
 
 /// How an endpoint behaves until it is healed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mood {
+pub enum Behaviour {
     Healthy,
     /// Takes its time, within every time-out.
     Slow,
@@ -44,7 +44,7 @@ pub enum Mood {
 /// What it knows of an endpoint.
 #[derive(Debug)]
 struct Place {
-    mood: Mood,
+    mood: Behaviour,
     /// All that it has been given, in that order.
     secrets: RwLock<Vec<String>>,
     /// Which serial numbers have come to an end here.
@@ -85,7 +85,7 @@ impl Receiver {
     }
 
     /// A new place to receive at; its number is its path.
-    pub fn add(&self, mood: Mood) -> usize {
+    pub fn add(&self, mood: Behaviour) -> usize {
         let mut places = self.places.write();
         places.push(Arc::new(Place { mood, secrets: RwLock::default(), settled: Mutex::default() }));
         places.len() - 1
@@ -154,7 +154,7 @@ impl Receiver {
         }
     }
 
-    fn plan(&self, mood: Mood, hit: &Hit) -> Plan {
+    fn plan(&self, mood: Behaviour, hit: &Hit) -> Plan {
         let none = RetryAfter::None;
         let status = |status| Plan { delay: Duration::ZERO, answer: Answer::Status(status), retry_after: none };
         let later =
@@ -163,16 +163,16 @@ impl Receiver {
         let by_event = scattered(self.seed, hit.serial.unwrap_or_default());
         let is_healed = self.is_healed.load(Ordering::Relaxed);
         match mood {
-            Mood::Picky if by_event.is_multiple_of(10) => status(400),
-            Mood::Going if by_event.is_multiple_of(20) && !is_healed => status(410),
-            Mood::Slow if !is_healed => later(5 + drawn % 150, 200),
-            Mood::Sluggish if !is_healed => later(800 + drawn % 400, 200),
-            Mood::Busy if !is_healed && hit.attempt <= 2 => match (by_event % 8, hit.attempt) {
+            Behaviour::Picky if by_event.is_multiple_of(10) => status(400),
+            Behaviour::Going if by_event.is_multiple_of(20) && !is_healed => status(410),
+            Behaviour::Slow if !is_healed => later(5 + drawn % 150, 200),
+            Behaviour::Sluggish if !is_healed => later(800 + drawn % 400, 200),
+            Behaviour::Busy if !is_healed && hit.attempt <= 2 => match (by_event % 8, hit.attempt) {
                 (0, 1) => Plan { retry_after: RetryAfter::Seconds(2), ..status(503) },
                 (1, _) => Plan { retry_after: RetryAfter::Malformed, ..status(429) },
                 _ => status(200),
             },
-            Mood::Flaky if !is_healed => match drawn % 100 {
+            Behaviour::Flaky if !is_healed => match drawn % 100 {
                 0..20 => status(503),
                 20..25 => status(500),
                 25..28 => status(429),
@@ -181,10 +181,15 @@ impl Receiver {
                 32..34 => later(4_000, 200),
                 _ => status(200),
             },
-            Mood::Hanging if by_event.is_multiple_of(4) && hit.attempt == 1 && !is_healed => later(60_000, 200),
-            Mood::Healthy | Mood::Hanging | Mood::Slow | Mood::Sluggish | Mood::Flaky | Mood::Picky | Mood::Busy | Mood::Going => {
-                status(200)
-            }
+            Behaviour::Hanging if by_event.is_multiple_of(4) && hit.attempt == 1 && !is_healed => later(60_000, 200),
+            Behaviour::Healthy
+            | Behaviour::Hanging
+            | Behaviour::Slow
+            | Behaviour::Sluggish
+            | Behaviour::Flaky
+            | Behaviour::Picky
+            | Behaviour::Busy
+            | Behaviour::Going => status(200),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::evidence::{Evidence, Outcome};
-use crate::receiver::Mood;
+use crate::receiver::Behaviour;
 use crate::shape::without_case;
 use crate::verdict::{Verdict, judge};
 use crate::world::{Database, World};
@@ -27,7 +27,7 @@ const SHARES: [u64; 5] = [1; 5];
 const SHARE_OF_THE_REST: u64 = 95;
 
 #[derive(Clone, Debug)]
-pub struct Course {
+pub struct Scenario {
     pub seed: u64,
     pub duration: Duration,
     pub rate: u64,
@@ -74,11 +74,11 @@ impl Report {
     }
 }
 
-pub async fn run(binary: &Path, course: &Course, mut progress: impl FnMut(Duration, u64)) -> anyhow::Result<Report> {
+pub async fn run(binary: &Path, course: &Scenario, mut progress: impl FnMut(Duration, u64)) -> anyhow::Result<Report> {
     let mut world = World::on(course.database, binary, course.seed).await?;
     world.start(&[]).await?;
     world.furnish_plainly().await?;
-    world.make_endpoint(0, Mood::Healthy, Some("order.")).await?;
+    world.make_endpoint(0, Behaviour::Healthy, Some("order.")).await?;
     world.give_share(SHARE_OF_THE_REST);
     world.furnish_shapes(&SHARES).await?;
     let publishing = world.publish(course.rate);

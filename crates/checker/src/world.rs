@@ -16,8 +16,8 @@ use crate::evidence::{
     Change, Clock, DeliveryState, Endpoint, Evidence, Hit, Listed, Moment, Outcome, Parity, Pause, QuietWindow, RateLimit,
     ReplayEnd, Retry, Row, Setting,
 };
-use crate::publisher::{Desk, EVENT_TYPES, LATER, Load, ORDERED, Publishing};
-use crate::receiver::{Mood, Receiver};
+use crate::publisher::{EVENT_TYPES, LATER, Load, ORDERED, PublishLog, Publishing};
+use crate::receiver::{Behaviour, Receiver};
 use crate::server::{Process, Program};
 use crate::wall;
 
@@ -67,7 +67,7 @@ pub struct World {
     pub seed: u64,
     pub program: Program,
     pub receiver: Arc<Receiver>,
-    pub desk: Arc<Desk>,
+    pub desk: Arc<PublishLog>,
     process: Option<Process>,
     endpoints: Vec<Endpoint>,
     kills: Vec<Moment>,
@@ -129,7 +129,7 @@ impl World {
             program.set("--master-key", MASTER_KEY);
         }
         let evidence = Evidence { max_attempts: MAX_ATTEMPTS, ..Evidence::default() };
-        let desk = Desk::new(clock);
+        let desk = PublishLog::new(clock);
         let shares = Vec::new();
         let (process, endpoints, kills) = (None, Vec::new(), Vec::new());
         Ok(World {
@@ -214,13 +214,13 @@ impl World {
 
     /// Tenants and endpoints for all moods. Also finds out what this server offers.
     pub async fn furnish(&mut self) -> anyhow::Result<()> {
-        for mood in [Mood::Healthy, Mood::Slow, Mood::Flaky, Mood::Picky] {
+        for mood in [Behaviour::Healthy, Behaviour::Slow, Behaviour::Flaky, Behaviour::Picky] {
             self.make_endpoint(0, mood, None).await?;
         }
-        self.make_endpoint(1, Mood::Healthy, Some("order.")).await?;
-        self.make_endpoint(1, Mood::Healthy, None).await?;
-        self.make_endpoint(2, Mood::Going, None).await?;
-        self.make_endpoint(2, Mood::Healthy, None).await?;
+        self.make_endpoint(1, Behaviour::Healthy, Some("order.")).await?;
+        self.make_endpoint(1, Behaviour::Healthy, None).await?;
+        self.make_endpoint(2, Behaviour::Going, None).await?;
+        self.make_endpoint(2, Behaviour::Healthy, None).await?;
         self.shares = vec![8, 4, 3];
         self.probe_rate_limits().await?;
         self.probe_pauses().await?;
@@ -233,8 +233,8 @@ impl World {
         let retry = Retry { base: 1_000_000, factor: 2, cap: 2_000_000 };
         let shown = json!({"strategy": "exponential", "base_ms": 1000, "factor": 2, "cap_ms": 2000, "jitter": "equal", "max_attempts": MAX_ATTEMPTS});
         let said = json!({"retry": shown, "circuit": {"failure_threshold": 1000}});
-        self.make_special(ORDERED, Mood::Busy, said, |endpoint| endpoint.retry = Some(retry)).await?;
-        self.make_special(LATER, Mood::Healthy, json!({}), |_| {}).await?;
+        self.make_special(ORDERED, Behaviour::Busy, said, |endpoint| endpoint.retry = Some(retry)).await?;
+        self.make_special(LATER, Behaviour::Healthy, json!({}), |_| {}).await?;
         let tenant = format!("/v1/tenants/t{CAPPED}");
         let answer =
             self.caller().call(http::Method::PUT, &tenant, json!({"max_in_flight": CAPPED_TENANT}).to_string().into()).await;
@@ -245,11 +245,11 @@ impl World {
         self.evidence.tenant_caps.insert(CAPPED, CAPPED_TENANT);
         for _ in 0..2 {
             let said = json!({"max_in_flight": CAPPED_ENDPOINT});
-            self.make_special(CAPPED, Mood::Sluggish, said, |endpoint| endpoint.max_in_flight = Some(CAPPED_ENDPOINT)).await?;
+            self.make_special(CAPPED, Behaviour::Sluggish, said, |endpoint| endpoint.max_in_flight = Some(CAPPED_ENDPOINT)).await?;
         }
         self.furnish_quiet_hours().await?;
         for _ in 0..2 {
-            self.make_special(REPLAYED, Mood::Healthy, json!({}), |_| {}).await?;
+            self.make_special(REPLAYED, Behaviour::Healthy, json!({}), |_| {}).await?;
         }
         self.shares.resize(usize::try_from(ORDERED)?, 0);
         self.shares.extend(shares);
@@ -259,12 +259,12 @@ impl World {
     /// Endpoints whose timeout, filter, status and rate limit [`World::change`] changes.
     pub async fn furnish_changes(&mut self, share: u64) -> anyhow::Result<()> {
         let first = self.endpoints.len();
-        self.make_special(UNSTEADY, Mood::Hanging, json!({"circuit": {"failure_threshold": 1000}}), |_| {}).await?;
+        self.make_special(UNSTEADY, Behaviour::Hanging, json!({"circuit": {"failure_threshold": 1000}}), |_| {}).await?;
         // Nothing is owed where not all events are wanted, or may be refused.
         for _ in 0..2 {
-            self.make_special(UNSTEADY, Mood::Healthy, json!({}), |endpoint| endpoint.is_doomed = true).await?;
+            self.make_special(UNSTEADY, Behaviour::Healthy, json!({}), |endpoint| endpoint.is_doomed = true).await?;
         }
-        self.make_special(UNSTEADY, Mood::Healthy, json!({}), |_| {}).await?;
+        self.make_special(UNSTEADY, Behaviour::Healthy, json!({}), |_| {}).await?;
         self.unsteady = Some([first, first + 1, first + 2, first + 3]);
         self.shares.resize(usize::try_from(UNSTEADY)?, 0);
         self.shares.push(share);
@@ -281,7 +281,7 @@ impl World {
             let face = |minutes| wall::clock_face(minutes, offset);
             let schedule =
                 json!({"quiet_start": face(from), "quiet_end": face(until), "timezone": zone, "bypass_event_types": [bypass]});
-            self.make_special(QUIET, Mood::Healthy, json!({"delivery_schedule": schedule}), |_| {}).await?;
+            self.make_special(QUIET, Behaviour::Healthy, json!({"delivery_schedule": schedule}), |_| {}).await?;
         }
         let begins = self.endpoints.len() - 1;
         let from = self.endpoints[begins - 1].made;
@@ -293,7 +293,7 @@ impl World {
     async fn make_special(
         &mut self,
         tenant: u32,
-        mood: Mood,
+        mood: Behaviour,
         mut said: Value,
         change: impl FnOnce(&mut Endpoint),
     ) -> anyhow::Result<()> {
@@ -382,7 +382,7 @@ impl World {
     pub async fn furnish_plainly(&mut self) -> anyhow::Result<()> {
         self.shares = vec![1];
         self.is_plain = true;
-        self.make_endpoint(0, Mood::Healthy, None).await
+        self.make_endpoint(0, Behaviour::Healthy, None).await
     }
 
     /// The share of the first tenant in what is published.
@@ -394,7 +394,7 @@ impl World {
     /// `deliver_at`. Two of the last are called off, and one of the second leaves at once. Nobody is owed these.
     pub async fn furnish_holds(&mut self) -> anyhow::Result<()> {
         let mut caller = self.caller();
-        let url = self.receiver.url(self.receiver.add(Mood::Healthy));
+        let url = self.receiver.url(self.receiver.add(Behaviour::Healthy));
         let minutes = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() / 60 % 1440;
         let clock = |minute: u64| format!("{:02}:{:02}", minute % 1440 / 60, minute % 60);
         let quiet = json!({"quiet_start": clock(minutes + 1380), "quiet_end": clock(minutes + 120), "timezone": "UTC"});
@@ -428,7 +428,7 @@ impl World {
     }
 
     /// Makes an endpoint. Nobody is owed anything at one whose answer was lost.
-    pub async fn make_endpoint(&mut self, tenant: u32, mood: Mood, wants: Option<&'static str>) -> anyhow::Result<()> {
+    pub async fn make_endpoint(&mut self, tenant: u32, mood: Behaviour, wants: Option<&'static str>) -> anyhow::Result<()> {
         let types = wants.map(|beginning| format!("{beginning}*"));
         let body = json!({"tenant": format!("t{tenant}"), "event_types": Vec::from_iter(types)});
         match self.try_endpoint(tenant, mood, wants, body, None).await? {
@@ -440,7 +440,7 @@ impl World {
     async fn try_endpoint(
         &mut self,
         tenant: u32,
-        mood: Mood,
+        mood: Behaviour,
         wants: Option<&'static str>,
         mut body: Value,
         rate_limit: Option<RateLimit>,
@@ -454,7 +454,7 @@ impl World {
             wants,
             id: "".into(),
             made: never,
-            is_doomed: mood == Mood::Going,
+            is_doomed: mood == Behaviour::Going,
             rate_limit,
             retry: None,
             max_in_flight: None,
@@ -584,7 +584,7 @@ impl World {
         let limit = RateLimit { max_per_minute: 1200, burst_capacity: 5 };
         let shown = json!({"max_per_minute": limit.max_per_minute, "burst_capacity": limit.burst_capacity});
         let body = json!({"tenant": "t3", "rate_limit": shown});
-        match self.try_endpoint(3, Mood::Healthy, None, body, Some(limit)).await? {
+        match self.try_endpoint(3, Behaviour::Healthy, None, body, Some(limit)).await? {
             None => self.shares.push(1),
             Some(refusal) => {
                 self.evidence.missing.insert("I23", format!("endpoints take no rate_limit: {}", refusal["detail"]));

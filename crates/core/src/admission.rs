@@ -16,7 +16,7 @@ use crate::time::Timestamp;
 
 /// What somebody who asks after a delivery is told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Standing {
+pub enum DeliveryStatus {
     /// Due, and waiting only for its turn.
     Pending,
     /// A request is on its way.
@@ -155,15 +155,15 @@ impl LaneFacts<'_> {
 }
 
 /// How a delivery stands at `now`.
-pub fn explain(now: Timestamp, facts: &Facts<'_>) -> Standing {
+pub fn explain(now: Timestamp, facts: &Facts<'_>) -> DeliveryStatus {
     let due = match facts.state {
         State::Waiting { due } => due,
-        State::Delivered { at } => return Standing::Delivered { at },
-        State::Dead { at, reason } => return Standing::Dead { at, reason },
-        State::Cancelled { at, reason } => return Standing::Cancelled { at, reason },
+        State::Delivered { at } => return DeliveryStatus::Delivered { at },
+        State::Dead { at, reason } => return DeliveryStatus::Dead { at, reason },
+        State::Cancelled { at, reason } => return DeliveryStatus::Cancelled { at, reason },
     };
     if facts.is_in_flight {
-        return Standing::Delivering;
+        return DeliveryStatus::Delivering;
     }
     let mut holds = Holds { first: None, until: Some(now) };
     match facts.lane.status.at(now) {
@@ -206,8 +206,8 @@ pub fn explain(now: Timestamp, facts: &Facts<'_>) -> Standing {
         holds.add(HoldReason::Concurrency, Some(now));
     }
     match holds.first {
-        None => Standing::Pending,
-        Some(reason) => Standing::Held { reason, until: holds.until },
+        None => DeliveryStatus::Pending,
+        Some(reason) => DeliveryStatus::Held { reason, until: holds.until },
     }
 }
 
@@ -297,12 +297,12 @@ mod tests {
         Timestamp::from_millis(millis)
     }
 
-    fn held(reason: HoldReason, until: Option<i64>) -> Standing {
-        Standing::Held { reason, until: until.map(at) }
+    fn held(reason: HoldReason, until: Option<i64>) -> DeliveryStatus {
+        DeliveryStatus::Held { reason, until: until.map(at) }
     }
 
     /// A delivery that is due at `due`, asked after at 1,000, with something about its lane changed.
-    fn check(due: i64, attempts: u32, change: impl Fn(&mut Facts<'_>), expected: Standing) {
+    fn check(due: i64, attempts: u32, change: impl Fn(&mut Facts<'_>), expected: DeliveryStatus) {
         let event_type = EventType::parse("a.b").unwrap();
         let mut facts = Facts {
             state: State::Waiting { due: at(due) },
@@ -321,14 +321,14 @@ mod tests {
     fn the_first_reason_that_applies_is_told_and_the_last_to_end_is_waited_for() {
         let paused = |until: Option<i64>| Status::Paused { until: until.map(at) };
         let open = Breaker::Open { since: at(0), probe_at: at(5000), failures: 5 };
-        check(1000, 0, |_| {}, Standing::Pending);
+        check(1000, 0, |_| {}, DeliveryStatus::Pending);
         check(1001, 0, |_| {}, held(HoldReason::DeliverAt, Some(1001)));
         check(1001, 1, |_| {}, held(HoldReason::Retry, Some(1001)));
         check(1001, 1, |facts| facts.lane.status = Status::Disabled, held(HoldReason::Disabled, None));
         check(0, 0, |facts| facts.lane.status = paused(None), held(HoldReason::Paused, None));
         check(0, 0, |facts| facts.lane.status = paused(Some(2000)), held(HoldReason::Paused, Some(2000)));
         check(3000, 0, |facts| facts.lane.status = paused(Some(2000)), held(HoldReason::Paused, Some(3000)));
-        check(0, 0, |facts| facts.lane.status = paused(Some(1000)), Standing::Pending);
+        check(0, 0, |facts| facts.lane.status = paused(Some(1000)), DeliveryStatus::Pending);
         check(9000, 1, |facts| facts.lane.is_blocked = true, held(HoldReason::Blocked, None));
         check(0, 1, |facts| facts.lane.breaker = open, held(HoldReason::CircuitOpen, Some(5000)));
         check(9000, 1, |facts| facts.lane.breaker = open, held(HoldReason::Retry, Some(9000)));
@@ -337,15 +337,15 @@ mod tests {
         check(0, 0, |facts| facts.lane.has_slot = false, held(HoldReason::Concurrency, Some(1000)));
         check(0, 0, |facts| facts.lane.held_until = Some(at(4000)), held(HoldReason::RateLimited, Some(4000)));
         check(0, 1, |facts| facts.lane.retries_from = Some(at(4000)), held(HoldReason::RateLimited, Some(4000)));
-        check(0, 0, |facts| facts.lane.retries_from = Some(at(4000)), Standing::Pending);
-        check(0, 0, |facts| facts.is_in_flight = true, Standing::Delivering);
+        check(0, 0, |facts| facts.lane.retries_from = Some(at(4000)), DeliveryStatus::Pending);
+        check(0, 0, |facts| facts.is_in_flight = true, DeliveryStatus::Delivering);
         let limit = RateLimit::new(60, 1).unwrap();
         let limited = |facts: &mut Facts<'_>| facts.lane.rate_limit = Some((limit, Bucket::empty(at(1000), limit)));
         check(0, 0, limited, held(HoldReason::RateLimited, Some(2000)));
         // A token is there, and others were waiting for it before: a burst of 1 is never seen full by those behind.
         let since = |millis: i64| Bucket::empty(at(millis - 1_000), limit);
         let has_a_token = |facts: &mut Facts<'_>| facts.lane.rate_limit = Some((limit, since(1_000)));
-        check(0, 0, has_a_token, Standing::Pending);
+        check(0, 0, has_a_token, DeliveryStatus::Pending);
         let behind = |facts: &mut Facts<'_>| {
             has_a_token(facts);
             facts.lane.is_short_of_tokens = true;
@@ -361,7 +361,7 @@ mod tests {
             facts.lane.rate_limit = Some((limit, since(-1_001)));
             facts.lane.is_short_of_tokens = true;
         };
-        check(0, 0, forgotten, Standing::Pending);
+        check(0, 0, forgotten, DeliveryStatus::Pending);
     }
 
     #[test]
@@ -375,7 +375,7 @@ mod tests {
         let six = 6 * 3_600_000;
         check(0, 0, |facts| facts.lane.schedule = Some(leaked(&all)), held(HoldReason::QuietHours, Some(six)));
         check(2000, 1, |facts| facts.lane.schedule = Some(leaked(&all)), held(HoldReason::Retry, Some(six)));
-        check(0, 0, |facts| facts.lane.schedule = Some(leaked(&others)), Standing::Pending);
+        check(0, 0, |facts| facts.lane.schedule = Some(leaked(&others)), DeliveryStatus::Pending);
     }
 
     /// A schedule that lives as long as the facts of any check.
@@ -386,7 +386,7 @@ mod tests {
     #[test]
     fn what_has_ended_has_no_hold() {
         let dead = State::Dead { at: at(5), reason: DeadReason::Expired };
-        check(0, 3, |facts| facts.state = dead, Standing::Dead { at: at(5), reason: DeadReason::Expired });
+        check(0, 3, |facts| facts.state = dead, DeliveryStatus::Dead { at: at(5), reason: DeadReason::Expired });
     }
 
     #[test]
@@ -439,12 +439,12 @@ mod tests {
                 let row = RowFacts { is_due: is(7), is_tried: is(8), waits_in_quiet_hours: is(0), is_head_of_key: is(9) };
                 let counted = Gates::of(now, &lane, is(0) && is(1)).hold(row);
                 let explained = match explain(now, &facts) {
-                    Standing::Pending => None,
-                    Standing::Held { reason, .. } => Some(reason),
-                    other @ (Standing::Delivering
-                    | Standing::Delivered { .. }
-                    | Standing::Dead { .. }
-                    | Standing::Cancelled { .. }) => {
+                    DeliveryStatus::Pending => None,
+                    DeliveryStatus::Held { reason, .. } => Some(reason),
+                    other @ (DeliveryStatus::Delivering
+                    | DeliveryStatus::Delivered { .. }
+                    | DeliveryStatus::Dead { .. }
+                    | DeliveryStatus::Cancelled { .. }) => {
                         panic!("{other:?}")
                     }
                 };

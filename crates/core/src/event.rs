@@ -103,11 +103,6 @@ impl Timing {
     pub fn first_due(self, accepted_at: Timestamp) -> Timestamp {
         self.deliver_at.map_or(accepted_at, |at| at.max(accepted_at))
     }
-
-    /// From `expires_at` on, what has not arrived is not sent any more.
-    pub fn has_expired(self, now: Timestamp) -> bool {
-        self.expires_at.is_some_and(|at| at <= now)
-    }
 }
 
 text_type!(
@@ -283,8 +278,6 @@ pub(crate) mod tests {
         assert_eq!(Timing::new(now, Some(now + day), Some(now + day)), Err(TimingError::ExpiresBeforeDelivery));
         let timing = Timing::new(now, Some(now - day), Some(now + day)).unwrap();
         assert_eq!(timing.first_due(now), now, "the past means at once");
-        assert!(!timing.has_expired(now + day - Duration::from_millis(1)));
-        assert!(timing.has_expired(now + day));
     }
 
     #[test]

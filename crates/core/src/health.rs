@@ -23,7 +23,7 @@ impl Default for HealthPolicy {
 
 /// How an attempt ended, as far as health goes by it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ended {
+pub enum HealthSignal {
     Succeeded,
     Failed,
     /// The receiver answered, and another try would get the same answer: 3xx, or 4xx that is not retried.
@@ -73,12 +73,12 @@ pub struct FailingRun {
     pub failures: u32,
     /// How many of them were refusals.
     pub refusals: u32,
-    pub told: Option<Told>,
+    pub told: Option<ReportedStage>,
 }
 
 /// What has been said about this run already.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Told {
+pub enum ReportedStage {
     Warning(Warning),
     GivenUp,
 }
@@ -101,7 +101,7 @@ const REFUSALS_IN_A_ROW: u32 = 10;
 
 /// Worth telling the tenant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum News {
+pub enum HealthChange {
     Failing(Warning),
     /// Disable it now. Whoever enables it again starts with a new [`Health`].
     GiveUp,
@@ -128,7 +128,7 @@ impl Health {
 
     /// It was given up. Unless a person enables it, nothing is sent there any more.
     pub fn is_given_up(&self) -> bool {
-        self.run.is_some_and(|run| run.told == Some(Told::GivenUp))
+        self.run.is_some_and(|run| run.told == Some(ReportedStage::GivenUp))
     }
 
     /// By which rule, with what has been counted until now.
@@ -148,16 +148,16 @@ impl Health {
     }
 
     /// An attempt has ended. The same news is told once per run of failures.
-    pub fn after(&mut self, now: Timestamp, ended: Ended, policy: &HealthPolicy) -> Option<News> {
-        if ended == Ended::Succeeded {
+    pub fn after(&mut self, now: Timestamp, ended: HealthSignal, policy: &HealthPolicy) -> Option<HealthChange> {
+        if ended == HealthSignal::Succeeded {
             let was_told = self.run.take().is_some_and(|run| run.told.is_some());
             let was_awaited = std::mem::take(&mut self.awaits_recovery);
-            return (was_told || was_awaited).then_some(News::Recovered);
+            return (was_told || was_awaited).then_some(HealthChange::Recovered);
         }
         let began = FailingRun { since: now, last: now, failing_for: Duration::ZERO, failures: 0, refusals: 0, told: None };
         let run = self.run.get_or_insert(began);
         run.failures = run.failures.saturating_add(1);
-        run.refusals = run.refusals.saturating_add(u32::from(ended == Ended::Refused));
+        run.refusals = run.refusals.saturating_add(u32::from(ended == HealthSignal::Refused));
         run.failing_for += now.since(run.last).min(GAP_MAX);
         run.last = now;
         let reached = |tenths: u32| {
@@ -165,13 +165,13 @@ impl Health {
                 || run.failing_for * 10 >= policy.failing_for * tenths
         };
         let telling = if reached(if plant::is(Plant::GivesUpTooSoon) { 5 } else { 10 }) {
-            Told::GivenUp
+            ReportedStage::GivenUp
         } else if reached(9) {
-            Told::Warning(Warning::NineTenths)
+            ReportedStage::Warning(Warning::NineTenths)
         } else if reached(5) {
-            Told::Warning(Warning::Half)
+            ReportedStage::Warning(Warning::Half)
         } else if run.failures >= REFUSALS_IN_A_ROW && run.refusals == run.failures {
-            Told::Warning(Warning::Refusing)
+            ReportedStage::Warning(Warning::Refusing)
         } else {
             return None;
         };
@@ -180,8 +180,8 @@ impl Health {
         }
         run.told = Some(telling);
         Some(match telling {
-            Told::Warning(warning) => News::Failing(warning),
-            Told::GivenUp => News::GiveUp,
+            ReportedStage::Warning(warning) => HealthChange::Failing(warning),
+            ReportedStage::GivenUp => HealthChange::GiveUp,
         })
     }
 
@@ -193,70 +193,12 @@ impl Health {
         self.run.map_or(0, |run| run.failures)
     }
 
-    /// Unhealthy is what has been warned about, or fails more than half of the time.
-    pub fn is_healthy(&self, last_hour: &LastHour, now: Timestamp) -> bool {
-        self.is_well(last_hour.attempts(now), last_hour.score(now))
-    }
-
-    /// The same by what was counted elsewhere in the last hour.
-    pub fn is_well(&self, attempts: u64, score: u32) -> bool {
+    /// Unhealthy means warned about, or failing more than half of the attempts of the last hour.
+    pub fn is_healthy(&self, attempts: u64, score: u32) -> bool {
         let warned = self.run.is_some_and(|run| run.told.is_some());
         let mostly_failing = attempts >= 10 && score < 50;
         !warned && !mostly_failing
     }
-}
-
-/// Successes and attempts of the last sixty minutes, minute by minute.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LastHour {
-    minutes: [Minute; 60],
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Minute {
-    /// Minutes since 1970; tells a count of this hour from one of an earlier.
-    number: i64,
-    successes: u32,
-    attempts: u32,
-}
-
-impl Default for LastHour {
-    fn default() -> LastHour {
-        LastHour { minutes: [Minute { number: i64::MIN, successes: 0, attempts: 0 }; 60] }
-    }
-}
-
-impl LastHour {
-    pub fn record(&mut self, now: Timestamp, succeeded: bool) {
-        let number = minute_number(now);
-        let slot = usize::try_from(number.rem_euclid(60)).expect("less than sixty");
-        let minute = &mut self.minutes[slot];
-        if minute.number != number {
-            *minute = Minute { number, successes: 0, attempts: 0 };
-        }
-        minute.attempts += 1;
-        minute.successes += u32::from(succeeded);
-    }
-
-    pub fn attempts(&self, now: Timestamp) -> u64 {
-        self.recent(now).map(|minute| u64::from(minute.attempts)).sum()
-    }
-
-    /// The share of successful attempts, 0 to 100, rounded down so that 100 means all of them; 100 if there were none.
-    pub fn score(&self, now: Timestamp) -> u32 {
-        let attempts = self.attempts(now);
-        let successes: u64 = self.recent(now).map(|minute| u64::from(minute.successes)).sum();
-        (successes * 100).checked_div(attempts).map_or(100, |score| u32::try_from(score).expect("a share"))
-    }
-
-    fn recent(&self, now: Timestamp) -> impl Iterator<Item = &Minute> {
-        let last = minute_number(now);
-        self.minutes.iter().filter(move |minute| (last - 59..=last).contains(&minute.number))
-    }
-}
-
-fn minute_number(at: Timestamp) -> i64 {
-    at.as_millis().div_euclid(60_000)
 }
 
 #[cfg(test)]
@@ -273,11 +215,18 @@ mod tests {
         let policy = HealthPolicy::default();
         let mut news = vec![];
         for attempt in 1..=100 {
-            if let Some(told) = health.after(hour(0), Ended::Failed, &policy) {
+            if let Some(told) = health.after(hour(0), HealthSignal::Failed, &policy) {
                 news.push((attempt, told));
             }
         }
-        assert_eq!(news, [(50, News::Failing(Warning::Half)), (90, News::Failing(Warning::NineTenths)), (100, News::GiveUp)]);
+        assert_eq!(
+            news,
+            [
+                (50, HealthChange::Failing(Warning::Half)),
+                (90, HealthChange::Failing(Warning::NineTenths)),
+                (100, HealthChange::GiveUp)
+            ]
+        );
     }
 
     #[test]
@@ -286,13 +235,20 @@ mod tests {
         let policy = HealthPolicy::default();
         let mut news = vec![];
         for hours in (0..=120).step_by(12) {
-            if let Some(told) = health.after(hour(hours), Ended::Failed, &policy) {
+            if let Some(told) = health.after(hour(hours), HealthSignal::Failed, &policy) {
                 news.push((hours, told));
             }
         }
-        assert_eq!(news, [(60, News::Failing(Warning::Half)), (108, News::Failing(Warning::NineTenths)), (120, News::GiveUp)]);
+        assert_eq!(
+            news,
+            [
+                (60, HealthChange::Failing(Warning::Half)),
+                (108, HealthChange::Failing(Warning::NineTenths)),
+                (120, HealthChange::GiveUp)
+            ]
+        );
         assert_eq!(health.failing_since(), Some(hour(0)));
-        assert_eq!(health.after(hour(121), Ended::Failed, &policy), None, "told once");
+        assert_eq!(health.after(hour(121), HealthSignal::Failed, &policy), None, "told once");
     }
 
     #[test]
@@ -300,7 +256,7 @@ mod tests {
         let mut health = Health::default();
         let policy = HealthPolicy::default();
         for month in 0..4 {
-            assert_ne!(health.after(hour(month * 24 * 30), Ended::Failed, &policy), Some(News::GiveUp));
+            assert_ne!(health.after(hour(month * 24 * 30), HealthSignal::Failed, &policy), Some(HealthChange::GiveUp));
         }
     }
 
@@ -308,13 +264,13 @@ mod tests {
     fn one_success_clears_everything_and_is_told_if_there_was_a_warning() {
         let mut health = Health::default();
         let policy = HealthPolicy::default();
-        health.after(hour(0), Ended::Failed, &policy);
-        assert_eq!(health.after(hour(1), Ended::Succeeded, &policy), None);
+        health.after(hour(0), HealthSignal::Failed, &policy);
+        assert_eq!(health.after(hour(1), HealthSignal::Succeeded, &policy), None);
         assert_eq!(health.failing_since(), None);
-        (0..50).for_each(|_| _ = health.after(hour(2), Ended::Failed, &policy));
-        assert!(!health.is_healthy(&LastHour::default(), hour(2)));
-        assert_eq!(health.after(hour(3), Ended::Succeeded, &policy), Some(News::Recovered));
-        assert_eq!(health.after(hour(200), Ended::Failed, &policy), None, "the days before do not count");
+        (0..50).for_each(|_| _ = health.after(hour(2), HealthSignal::Failed, &policy));
+        assert!(!health.is_healthy(0, 100));
+        assert_eq!(health.after(hour(3), HealthSignal::Succeeded, &policy), Some(HealthChange::Recovered));
+        assert_eq!(health.after(hour(200), HealthSignal::Failed, &policy), None, "the days before do not count");
         assert_eq!(health.consecutive_failures(), 1);
     }
 
@@ -323,57 +279,42 @@ mod tests {
         let (mut health, policy) = (Health::default(), HealthPolicy::default());
         let mut news = vec![];
         for attempt in 1..=100 {
-            if let Some(told) = health.after(hour(0), Ended::Refused, &policy) {
+            if let Some(told) = health.after(hour(0), HealthSignal::Refused, &policy) {
                 news.push((attempt, told));
             }
-            assert_eq!(health.is_well(0, 100), attempt < 10);
+            assert_eq!(health.is_healthy(0, 100), attempt < 10);
         }
-        let warned = |warning| News::Failing(warning);
-        let expected =
-            [(10, warned(Warning::Refusing)), (50, warned(Warning::Half)), (90, warned(Warning::NineTenths)), (100, News::GiveUp)];
+        let warned = |warning| HealthChange::Failing(warning);
+        let expected = [
+            (10, warned(Warning::Refusing)),
+            (50, warned(Warning::Half)),
+            (90, warned(Warning::NineTenths)),
+            (100, HealthChange::GiveUp),
+        ];
         assert_eq!(news, expected);
         let mut mixed = Health::default();
-        mixed.after(hour(0), Ended::Failed, &policy);
-        (0..30).for_each(|_| assert_eq!(mixed.after(hour(0), Ended::Refused, &policy), None));
+        mixed.after(hour(0), HealthSignal::Failed, &policy);
+        (0..30).for_each(|_| assert_eq!(mixed.after(hour(0), HealthSignal::Refused, &policy), None));
     }
 
     #[test]
     fn an_endpoint_that_was_enabled_again_has_recovered_with_its_first_success() {
         let (mut health, policy) = (Health::default(), HealthPolicy::default());
-        (0..100).for_each(|_| _ = health.after(hour(0), Ended::Failed, &policy));
+        (0..100).for_each(|_| _ = health.after(hour(0), HealthSignal::Failed, &policy));
         assert_eq!(health.reason_to_give_up(&policy), Some(DisableReason::FailuresInARow { failures: 100 }));
         let mut enabled = health.enabled();
-        assert!(!enabled.is_given_up() && enabled.is_well(0, 100));
-        assert_eq!(enabled.after(hour(1), Ended::Failed, &policy), None);
-        assert_eq!(enabled.after(hour(1), Ended::Succeeded, &policy), Some(News::Recovered));
-        assert_eq!(enabled.after(hour(1), Ended::Succeeded, &policy), None, "told once");
+        assert!(!enabled.is_given_up() && enabled.is_healthy(0, 100));
+        assert_eq!(enabled.after(hour(1), HealthSignal::Failed, &policy), None);
+        assert_eq!(enabled.after(hour(1), HealthSignal::Succeeded, &policy), Some(HealthChange::Recovered));
+        assert_eq!(enabled.after(hour(1), HealthSignal::Succeeded, &policy), None, "told once");
         let mut unknown = Health::default().enabled();
-        assert_eq!(unknown.after(hour(1), Ended::Succeeded, &policy), None);
-    }
-
-    #[test]
-    fn the_score_is_the_share_of_the_last_hour() {
-        let mut last_hour = LastHour::default();
-        assert_eq!(last_hour.score(hour(0)), 100);
-        for minute in 0..90 {
-            last_hour.record(hour(0) + Duration::from_mins(minute), minute >= 60);
-        }
-        let now = hour(0) + Duration::from_mins(89);
-        assert_eq!(last_hour.attempts(now), 60);
-        assert_eq!(last_hour.score(now), 50);
-        assert_eq!(last_hour.score(now + Duration::from_mins(59)), 100);
-        assert_eq!(last_hour.attempts(now + Duration::from_hours(1)), 0);
-        let mut nearly = LastHour::default();
-        (0..1000).for_each(|n| nearly.record(hour(0), n != 0));
-        assert_eq!(nearly.score(hour(0)), 99);
+        assert_eq!(unknown.after(hour(1), HealthSignal::Succeeded, &policy), None);
     }
 
     #[test]
     fn an_endpoint_that_fails_most_of_the_time_is_unhealthy_before_any_warning() {
-        let mut last_hour = LastHour::default();
-        (0..9).for_each(|_| last_hour.record(hour(0), false));
-        assert!(Health::default().is_healthy(&last_hour, hour(0)), "nine are not enough to say");
-        last_hour.record(hour(0), false);
-        assert!(!Health::default().is_healthy(&last_hour, hour(0)));
+        assert!(Health::default().is_healthy(9, 0), "nine are not enough to tell");
+        assert!(!Health::default().is_healthy(10, 49));
+        assert!(Health::default().is_healthy(10, 50));
     }
 }

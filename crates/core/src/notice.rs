@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use crate::circuit::Transition;
-use crate::health::{News, Warning};
+use crate::health::{HealthChange, Warning};
 use crate::id::{EndpointId, TenantId};
 use crate::time::Timestamp;
 
@@ -18,11 +18,11 @@ pub struct Noticed {
     pub at: Timestamp,
     pub endpoint: EndpointId,
     pub tenant: TenantId,
-    pub what: What,
+    pub what: NoticeKind,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum What {
+pub enum NoticeKind {
     /// It is on its way to being disabled.
     Failing {
         warning: Warning,
@@ -38,21 +38,21 @@ pub enum What {
     Died,
 }
 
-impl What {
+impl NoticeKind {
     /// What a change of an endpoint's health is worth telling as. That it is given up is told by its being disabled.
-    pub fn of_news(news: News, failures: u32, since: Timestamp) -> Option<What> {
+    pub fn of_news(news: HealthChange, failures: u32, since: Timestamp) -> Option<NoticeKind> {
         match news {
-            News::Failing(warning) => Some(What::Failing { warning, failures, since }),
-            News::Recovered => Some(What::Recovered),
-            News::GiveUp => None,
+            HealthChange::Failing(warning) => Some(NoticeKind::Failing { warning, failures, since }),
+            HealthChange::Recovered => Some(NoticeKind::Recovered),
+            HealthChange::GiveUp => None,
         }
     }
 
     /// A probe that failed changes nothing: the circuit was open before.
-    pub fn of_transition(transition: Transition) -> Option<What> {
+    pub fn of_transition(transition: Transition) -> Option<NoticeKind> {
         match transition {
-            Transition::Opened => Some(What::CircuitOpened),
-            Transition::Closed => Some(What::CircuitClosed),
+            Transition::Opened => Some(NoticeKind::CircuitOpened),
+            Transition::Closed => Some(NoticeKind::CircuitClosed),
             Transition::Reopened => None,
         }
     }
@@ -62,18 +62,18 @@ impl What {
 #[derive(Debug)]
 pub struct Debounce<K, T> {
     pause: Duration,
-    told: BTreeMap<K, Silence<T>>,
+    told: BTreeMap<K, Muted<T>>,
 }
 
 #[derive(Debug)]
-struct Silence<T> {
+struct Muted<T> {
     until: Timestamp,
-    held: Option<Told<T>>,
+    held: Option<Notice<T>>,
 }
 
 /// What is to be told now.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Told<T> {
+pub struct Notice<T> {
     pub what: T,
     /// How many of its kind were left out before it.
     pub left_out: u32,
@@ -90,23 +90,23 @@ impl<K: Ord + Clone, T> Debounce<K, T> {
     }
 
     /// To be told now, or held back.
-    pub fn take(&mut self, now: Timestamp, key: K, what: T) -> Option<Told<T>> {
+    pub fn take(&mut self, now: Timestamp, key: K, what: T) -> Option<Notice<T>> {
         let pause = self.pause;
         match self.told.get_mut(&key) {
             Some(silence) if now < silence.until || silence.held.is_some() => {
                 let left_out = silence.held.as_ref().map_or(0, |held| held.left_out + 1);
-                silence.held = Some(Told { what, left_out });
+                silence.held = Some(Notice { what, left_out });
                 None
             }
             Some(_) | None => {
-                self.told.insert(key, Silence { until: now + pause, held: None });
-                Some(Told { what, left_out: 0 })
+                self.told.insert(key, Muted { until: now + pause, held: None });
+                Some(Notice { what, left_out: 0 })
             }
         }
     }
 
     /// What was held back and may be told now. Whatever has been silent since is forgotten.
-    pub fn due(&mut self, now: Timestamp) -> Vec<Told<T>> {
+    pub fn due(&mut self, now: Timestamp) -> Vec<Notice<T>> {
         let (mut due, pause) = (Vec::new(), self.pause);
         self.told.retain(|_, silence| {
             if now < silence.until {
@@ -206,14 +206,14 @@ mod tests {
     #[test]
     fn what_flaps_is_told_once_and_then_how_it_ended_up() {
         let mut debounce = Debounce::new(Duration::from_mins(1));
-        let told = |what, left_out| Some(Told { what, left_out });
+        let told = |what, left_out| Some(Notice { what, left_out });
         assert_eq!(debounce.take(at(0), "circuit", "open 1"), told("open 1", 0));
         assert_eq!(debounce.take(at(1), "circuit", "open 2"), None);
         assert_eq!(debounce.take(at(2), "circuit", "open 3"), None);
         assert_eq!(debounce.take(at(3), "other", "open 1"), told("open 1", 0), "each for itself");
         assert!(!debounce.is_open(at(59), &"circuit"));
         assert_eq!(debounce.due(at(59)), []);
-        assert_eq!(debounce.due(at(60)), [Told { what: "open 3", left_out: 1 }]);
+        assert_eq!(debounce.due(at(60)), [Notice { what: "open 3", left_out: 1 }]);
         assert_eq!(debounce.take(at(61), "circuit", "open 4"), None, "it was told a moment ago");
         assert_eq!(debounce.due(at(120)).len(), 1);
         assert_eq!(debounce.due(at(180)).len(), 0);

@@ -30,7 +30,7 @@ const LOOK_AGAIN_OVERDUE: Duration = Duration::from_mins(10);
 
 /// The status of a delivery, as far as retention depends on it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Standing {
+pub enum RetentionStatus {
     Waiting {
         due: Timestamp,
     },
@@ -58,7 +58,7 @@ impl Keeping {
 
 /// What cleanup does with a delivery.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fate {
+pub enum RetentionDecision {
     Delete,
     /// It stays for now. `is_overdue`: it has waited longer than the retention after it was due, so that its owner has to end it.
     Keep {
@@ -68,19 +68,27 @@ pub enum Fate {
 }
 
 /// Decides what happens to a delivery of an event that is older than the retention.
-pub fn fate(standing: Standing, keeping: Keeping, now: Timestamp) -> Fate {
+pub fn fate(standing: RetentionStatus, keeping: Keeping, now: Timestamp) -> RetentionDecision {
     let latest = now + LOOK_AGAIN_MAX;
     let until = |at: Timestamp, kept: Duration| {
-        if at + kept <= now { Fate::Delete } else { Fate::Keep { look_again: latest.min(at + kept), is_overdue: false } }
+        if at + kept <= now {
+            RetentionDecision::Delete
+        } else {
+            RetentionDecision::Keep { look_again: latest.min(at + kept), is_overdue: false }
+        }
     };
     match standing {
-        Standing::Ended { at } => until(at, keeping.retention),
-        Standing::Dead { at } => until(at, keeping.retention.max(keeping.dead_letters)),
-        Standing::Waiting { due } if due + keeping.retention <= now && plant::is(Plant::RetentionDeletesWaiting) => Fate::Delete,
-        Standing::Waiting { due } if due + keeping.retention <= now => {
-            Fate::Keep { look_again: now + LOOK_AGAIN_OVERDUE, is_overdue: true }
+        RetentionStatus::Ended { at } => until(at, keeping.retention),
+        RetentionStatus::Dead { at } => until(at, keeping.retention.max(keeping.dead_letters)),
+        RetentionStatus::Waiting { due } if due + keeping.retention <= now && plant::is(Plant::RetentionDeletesWaiting) => {
+            RetentionDecision::Delete
         }
-        Standing::Waiting { due } => Fate::Keep { look_again: latest.min(due + keeping.retention), is_overdue: false },
+        RetentionStatus::Waiting { due } if due + keeping.retention <= now => {
+            RetentionDecision::Keep { look_again: now + LOOK_AGAIN_OVERDUE, is_overdue: true }
+        }
+        RetentionStatus::Waiting { due } => {
+            RetentionDecision::Keep { look_again: latest.min(due + keeping.retention), is_overdue: false }
+        }
     }
 }
 
@@ -127,23 +135,27 @@ mod tests {
     #[test]
     fn i8_only_what_has_ended_and_is_older_than_retention_is_deleted() {
         let week = Keeping { retention: DAY * 7, dead_letters: DAY * 30 };
-        let keep = |look_again| Fate::Keep { look_again, is_overdue: false };
+        let keep = |look_again| RetentionDecision::Keep { look_again, is_overdue: false };
         for (standing, keeping, expected) in [
-            (Standing::Ended { at: days_ago(7) }, week, Fate::Delete),
-            (Standing::Ended { at: days_ago(6) + DAY / 2 }, week, keep(now() + DAY)),
-            (Standing::Ended { at: days_ago(7) + DAY / 4 }, week, keep(now() + DAY / 4)),
-            (Standing::Dead { at: days_ago(29) }, week, keep(now() + DAY)),
-            (Standing::Dead { at: days_ago(30) }, week, Fate::Delete),
-            (Standing::Dead { at: days_ago(31) }, Keeping { retention: DAY * 90, ..week }, keep(now() + DAY)),
-            (Standing::Waiting { due: days_ago(0) + DAY * 3 }, week, keep(now() + DAY)),
-            (Standing::Waiting { due: days_ago(6) }, week, keep(now() + DAY)),
-            (Standing::Waiting { due: days_ago(7) }, week, Fate::Keep { look_again: now() + LOOK_AGAIN_OVERDUE, is_overdue: true }),
-            (Standing::Dead { at: now() }, Keeping::NOTHING, Fate::Delete),
-            (Standing::Ended { at: now() }, Keeping::NOTHING, Fate::Delete),
+            (RetentionStatus::Ended { at: days_ago(7) }, week, RetentionDecision::Delete),
+            (RetentionStatus::Ended { at: days_ago(6) + DAY / 2 }, week, keep(now() + DAY)),
+            (RetentionStatus::Ended { at: days_ago(7) + DAY / 4 }, week, keep(now() + DAY / 4)),
+            (RetentionStatus::Dead { at: days_ago(29) }, week, keep(now() + DAY)),
+            (RetentionStatus::Dead { at: days_ago(30) }, week, RetentionDecision::Delete),
+            (RetentionStatus::Dead { at: days_ago(31) }, Keeping { retention: DAY * 90, ..week }, keep(now() + DAY)),
+            (RetentionStatus::Waiting { due: days_ago(0) + DAY * 3 }, week, keep(now() + DAY)),
+            (RetentionStatus::Waiting { due: days_ago(6) }, week, keep(now() + DAY)),
             (
-                Standing::Waiting { due: now() },
+                RetentionStatus::Waiting { due: days_ago(7) },
+                week,
+                RetentionDecision::Keep { look_again: now() + LOOK_AGAIN_OVERDUE, is_overdue: true },
+            ),
+            (RetentionStatus::Dead { at: now() }, Keeping::NOTHING, RetentionDecision::Delete),
+            (RetentionStatus::Ended { at: now() }, Keeping::NOTHING, RetentionDecision::Delete),
+            (
+                RetentionStatus::Waiting { due: now() },
                 Keeping::NOTHING,
-                Fate::Keep { look_again: now() + LOOK_AGAIN_OVERDUE, is_overdue: true },
+                RetentionDecision::Keep { look_again: now() + LOOK_AGAIN_OVERDUE, is_overdue: true },
             ),
         ] {
             assert_eq!(fate(standing, keeping, now()), expected, "{standing:?} {keeping:?}");

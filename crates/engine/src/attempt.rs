@@ -7,17 +7,17 @@ use posthaste_core::id::AttemptId;
 use posthaste_sender::request::{self, Try};
 use posthaste_sender::{Client, MaySend, Posted};
 use posthaste_store::{AttemptRecord, Store};
-use posthaste_traces::Attempt as Seen;
+use posthaste_traces::Attempt as ObservedAttempts;
 
-use crate::owner::Sending;
+use crate::owner::SendRequest;
 
 /// `None` if nothing was tried, because it may not be sent any more. `seen` is told of its steps, if somebody looks.
 pub(crate) async fn attempt(
     store: &dyn Store,
     client: &Client,
     may_send: MaySend<'_>,
-    sending: &Sending,
-    seen: Option<&mut Seen>,
+    sending: &SendRequest,
+    seen: Option<&mut ObservedAttempts>,
 ) -> Option<AttemptRecord> {
     let attempted_at = store.now();
     let posted = post(store, client, may_send, sending, seen).await?;
@@ -39,8 +39,8 @@ async fn post(
     store: &dyn Store,
     client: &Client,
     may_send: MaySend<'_>,
-    sending: &Sending,
-    mut seen: Option<&mut Seen>,
+    sending: &SendRequest,
+    mut seen: Option<&mut ObservedAttempts>,
 ) -> Option<Posted> {
     let now = store.wall_clock();
     let target = &sending.target;
@@ -50,7 +50,7 @@ async fn post(
     };
     let Ok(signer) = target.signer_at(now) else { return Some(Posted::blocked("the endpoint's secret cannot be read")) };
     let one_try = Try {
-        delivery: sending.errand.delivery,
+        delivery: sending.send.delivery,
         attempt: sending.number,
         event: &sending.event,
         address,

@@ -12,11 +12,11 @@ use parking_lot::Mutex;
 use posthaste_core::id::{DeliveryId, EndpointId};
 use posthaste_core::plant::{self, Plant};
 use posthaste_core::scheduler::Seq;
-use posthaste_store::{LeaveAlone, Store};
+use posthaste_store::{InFlightElsewhere, Store};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
 
-use crate::owner::Wake;
+use crate::owner::Input;
 
 /// The next delivery of a key starts at most this long, and a query, after the record of the one before.
 pub const HANDED_OVER_ASKED_EVERY: Duration = Duration::from_millis(200);
@@ -40,10 +40,10 @@ struct State {
 impl HandedOver {
     /// What a claim names. Called after the owner was told of the claim, so that it hears of records later. What an earlier
     /// claim named and this one does not has been recorded in between: it is still asked about, so that the owner hears of it.
-    pub fn add(&self, leave_alone: &[LeaveAlone]) {
+    pub fn add(&self, in_flight_elsewhere: &[InFlightElsewhere]) {
         let mut state = self.state.lock();
         state.claim += 1;
-        state.left.extend(leave_alone.iter().map(|left| (left.seq, (left.endpoint, left.delivery))));
+        state.left.extend(in_flight_elsewhere.iter().map(|left| (left.seq, (left.endpoint, left.delivery))));
         if !state.left.is_empty() {
             self.has_some.notify_one();
         }
@@ -57,7 +57,7 @@ impl HandedOver {
     }
 
     /// Tells the owner of each delivery that does not have to be left alone any more. Never returns.
-    pub(crate) async fn watch(self: Arc<Self>, store: Arc<dyn Store>, inbox: UnboundedSender<Wake>) {
+    pub(crate) async fn watch(self: Arc<Self>, store: Arc<dyn Store>, inbox: UnboundedSender<Input>) {
         loop {
             let (claim, asked) = self.asked();
             if asked.is_empty() {
@@ -79,7 +79,7 @@ impl HandedOver {
     }
 
     /// The store was asked about these, and these may still be recorded elsewhere: the owner hears of the others.
-    pub fn settle(&self, claim: u64, asked: &[Seq], left: &HashSet<Seq>, inbox: &UnboundedSender<Wake>) {
+    pub fn settle(&self, claim: u64, asked: &[Seq], left: &HashSet<Seq>, inbox: &UnboundedSender<Input>) {
         let mut state = self.state.lock();
         if state.claim != claim {
             return;
@@ -89,7 +89,7 @@ impl HandedOver {
                 && !plant::is(Plant::RecordedElsewhereUnheard)
             {
                 // If the loop has ended, nothing waits for it.
-                let _ = inbox.send(Wake::RecordedElsewhere { endpoint, delivery });
+                let _ = inbox.send(Input::RecordedElsewhere { endpoint, delivery });
             }
         }
     }
@@ -102,8 +102,8 @@ mod tests {
 
     use super::*;
 
-    fn leave_alone(seq: Seq) -> LeaveAlone {
-        LeaveAlone {
+    fn in_flight_elsewhere(seq: Seq) -> InFlightElsewhere {
+        InFlightElsewhere {
             endpoint: EndpointId::from_bytes([1; 16]),
             delivery: DeliveryId::from_bytes([u8::try_from(seq).expect("small"); 16]),
             seq,
@@ -114,23 +114,23 @@ mod tests {
 
     #[test]
     fn each_recorded_delivery_is_told_once_and_answers_about_an_earlier_claim_do_not_count() {
-        let (inbox, mut wakes) = unbounded_channel();
-        let mut told = || match wakes.try_recv() {
-            Ok(Wake::RecordedElsewhere { delivery, .. }) => Some(delivery),
+        let (inbox, mut inputs) = unbounded_channel();
+        let mut told = || match inputs.try_recv() {
+            Ok(Input::RecordedElsewhere { delivery, .. }) => Some(delivery),
             _ => None,
         };
         let handed_over = HandedOver::default();
-        handed_over.add(&[leave_alone(1), leave_alone(2)]);
+        handed_over.add(&[in_flight_elsewhere(1), in_flight_elsewhere(2)]);
         let (claim, mut asked) = handed_over.asked();
         asked.sort_unstable();
         assert_eq!(asked, [1, 2]);
         handed_over.settle(claim, &asked, &HashSet::from([2]), &inbox);
-        assert_eq!((told(), told()), (Some(leave_alone(1).delivery), None));
+        assert_eq!((told(), told()), (Some(in_flight_elsewhere(1).delivery), None));
         handed_over.settle(claim, &asked, &HashSet::from([2]), &inbox);
         assert_eq!(told(), None, "only once");
         // Another claim finds the second again, while it was asked about it.
         let (claim, asked) = handed_over.asked();
-        handed_over.add(&[leave_alone(2), leave_alone(3)]);
+        handed_over.add(&[in_flight_elsewhere(2), in_flight_elsewhere(3)]);
         handed_over.settle(claim, &asked, &HashSet::new(), &inbox);
         assert_eq!(told(), None, "asked again under the new claim");
         assert_eq!(handed_over.asked().1.len(), 2);

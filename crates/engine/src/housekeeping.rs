@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use posthaste_core::id::EndpointId;
 use posthaste_core::scheduler::Seq;
-use posthaste_store::{Store, Swept};
+use posthaste_store::{Store, SweepPage};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::{Instant, sleep};
 
 use crate::Options;
 use crate::executor::SCAN_ROWS;
 use crate::membership::Membership;
-use crate::owner::Wake;
+use crate::owner::Input;
 use crate::replays::Replays;
 use crate::sweeper::{SWEPT_EVERY, Sweeper};
 
@@ -28,7 +28,7 @@ const OVERDUE_ROWS: usize = 500;
 const REPLAYS_EVERY: Duration = Duration::from_secs(1);
 
 /// Finds what other processes have committed.
-pub(crate) async fn sweep(store: Arc<dyn Store>, inbox: UnboundedSender<Wake>) {
+pub(crate) async fn sweep(store: Arc<dyn Store>, inbox: UnboundedSender<Input>) {
     if !store.is_shared() {
         return;
     }
@@ -41,7 +41,7 @@ pub(crate) async fn sweep(store: Arc<dyn Store>, inbox: UnboundedSender<Wake>) {
             match store.sweep(scan.after, SCAN_ROWS).await {
                 Ok(page) => {
                     let endpoints = scan.read(page);
-                    if !endpoints.is_empty() && inbox.send(Wake::Work(endpoints)).is_err() {
+                    if !endpoints.is_empty() && inbox.send(Input::Work(endpoints)).is_err() {
                         return;
                     }
                 }
@@ -72,7 +72,7 @@ impl Scan {
     }
 
     /// Answers the endpoints of this page.
-    fn read(&mut self, page: Swept) -> Vec<EndpointId> {
+    fn read(&mut self, page: SweepPage) -> Vec<EndpointId> {
         // Of the first page: what is committed while the others are read is swept again.
         self.highest.get_or_insert(page.highest);
         self.is_done = page.next.is_none();
@@ -82,12 +82,12 @@ impl Scan {
 }
 
 /// Says when what people have said has changed.
-pub(crate) async fn watch_configuration(store: Arc<dyn Store>, inbox: UnboundedSender<Wake>) {
+pub(crate) async fn watch_configuration(store: Arc<dyn Store>, inbox: UnboundedSender<Input>) {
     let mut known = None;
     loop {
         match store.configuration_number().await {
             Ok(number) => {
-                if known.replace(number).is_some_and(|known| known != number) && inbox.send(Wake::ConfigurationMoved).is_err() {
+                if known.replace(number).is_some_and(|known| known != number) && inbox.send(Input::ConfigurationChanged).is_err() {
                     return;
                 }
             }
@@ -112,7 +112,7 @@ pub(crate) async fn count(store: Arc<dyn Store>) {
 }
 
 /// One step after another, none of which holds delivering up.
-pub(crate) async fn keep(store: Arc<dyn Store>, options: Options, membership: Arc<Membership>, inbox: UnboundedSender<Wake>) {
+pub(crate) async fn keep(store: Arc<dyn Store>, options: Options, membership: Arc<Membership>, inbox: UnboundedSender<Input>) {
     let mut overdue_at = Instant::now();
     let mut replays_at = Instant::now();
     let mut replays = Replays::new();
@@ -124,7 +124,7 @@ pub(crate) async fn keep(store: Arc<dyn Store>, options: Options, membership: Ar
             match store.overdue(OVERDUE_ROWS).await {
                 Ok(overdue) if overdue.is_empty() => {}
                 Ok(overdue) => {
-                    if inbox.send(Wake::Overdue(overdue)).is_err() {
+                    if inbox.send(Input::Overdue(overdue)).is_err() {
                         return;
                     }
                 }

@@ -14,31 +14,31 @@ pub(crate) struct Lease {
     begun: Instant,
     /// In milliseconds since `begun`.
     ends_at: AtomicU64,
-    tenure: AtomicU64,
+    term: AtomicU64,
 }
 
 /// From one loss of everything to the next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Tenure(u64);
+pub(crate) struct LeaseTerm(u64);
 
 impl Lease {
     pub(crate) fn endless() -> Lease {
-        Lease { begun: Instant::now(), ends_at: AtomicU64::new(u64::MAX), tenure: AtomicU64::new(0) }
+        Lease { begun: Instant::now(), ends_at: AtomicU64::new(u64::MAX), term: AtomicU64::new(0) }
     }
 
-    pub(crate) fn tenure(&self) -> Tenure {
-        Tenure(self.tenure.load(Ordering::Acquire))
+    pub(crate) fn term(&self) -> LeaseTerm {
+        LeaseTerm(self.term.load(Ordering::Acquire))
     }
 
     /// What was begun in an earlier tenure is somebody else's by now, although this node may own something again.
-    pub(crate) fn begin_tenure(&self) {
-        self.tenure.fetch_add(1, Ordering::AcqRel);
+    pub(crate) fn begin_term(&self) {
+        self.term.fetch_add(1, Ordering::AcqRel);
     }
 
     /// By when what was begun in this tenure has to be on its way, if it may still be sent.
-    pub(crate) fn lasts_until(&self, tenure: Tenure) -> Option<Instant> {
+    pub(crate) fn lasts_until(&self, term: LeaseTerm) -> Option<Instant> {
         let left = self.ends_at.load(Ordering::Acquire).checked_sub(millis(self.begun.elapsed())).filter(|left| *left > 0)?;
-        (self.tenure() == tenure).then(|| Instant::now() + Duration::from_millis(left).min(LONG))
+        (self.term() == term).then(|| Instant::now() + Duration::from_millis(left).min(LONG))
     }
 
     /// Nothing is sent from then on.
@@ -57,16 +57,16 @@ const STUCK_AFTER: Duration = Duration::from_secs(10);
 
 /// Whether the delivery loop still comes round.
 #[derive(Debug)]
-pub(crate) struct Pulse {
+pub(crate) struct Heartbeat {
     begun: Instant,
     /// In milliseconds since `begun`.
     ticked_at: AtomicU64,
     is_stalled: AtomicBool,
 }
 
-impl Pulse {
-    pub(crate) fn new() -> Pulse {
-        Pulse { begun: Instant::now(), ticked_at: AtomicU64::new(0), is_stalled: AtomicBool::new(false) }
+impl Heartbeat {
+    pub(crate) fn new() -> Heartbeat {
+        Heartbeat { begun: Instant::now(), ticked_at: AtomicU64::new(0), is_stalled: AtomicBool::new(false) }
     }
 
     pub(crate) fn tick(&self) {

@@ -1,6 +1,6 @@
 //! Runs deliveries: asks the core, does what it says.
 //!
-//! One loop. Everything that can wake it is a [`Wake`]; [`Owner`] takes it in and says what to do as [`Deed`]s, which
+//! One loop. Everything that can wake it is a [`Input`]; [`Owner`] takes it in and says what to do as [`Effect`]s, which
 //! `executor` carries out next to the loop and whose ends are wakes again. A delivery is tried in one place, `attempt`.
 
 mod attempt;
@@ -33,7 +33,7 @@ use posthaste_core::tenant::Share;
 use posthaste_core::timeout::TimeoutRules;
 use posthaste_metrics::Metrics;
 use posthaste_sender::Client;
-use posthaste_store::{Fed, Housekeeping, Store};
+use posthaste_store::{CommittedDelivery, Housekeeping, Store};
 use posthaste_traces::Traces;
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::task::JoinSet;
@@ -47,9 +47,9 @@ pub use executor::{
 pub use handed_over::{HANDED_OVER_ASKED_EVERY, HandedOver};
 use membership::Membership;
 pub use membership::{
-    Ended, LoopHealth, MembershipCall, MembershipMachine, MembershipNews, MembershipProgress, MembershipReply, RENEWED_EVERY,
+    LeaveReason, LoopHealth, MembershipCall, MembershipMachine, MembershipNews, MembershipProgress, MembershipReply, RENEWED_EVERY,
 };
-pub use owner::{After, Bodiless, Deed, Errand, Life, Owner, Seen, Sending, Ticket, Wake};
+pub use owner::{Effect, Input, ObservedAttempts, OnRecorded, Owner, OwnerGeneration, PendingSend, SendRef, SendRequest, WaiterId};
 use survey::{Surveyor, Watch};
 pub use sweeper::{COMMITTED_AFTER, SWEPT_EVERY, Sweeper};
 pub use target::Target;
@@ -127,7 +127,7 @@ const REQUEST_MAX: Duration = Duration::from_secs(61);
 
 /// Delivers until `stop`, then lets what is in flight finish.
 pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: impl Future<Output = ()>) {
-    let (inbox, mut wakes) = mpsc::unbounded_channel();
+    let (inbox, mut inputs) = mpsc::unbounded_channel();
     let membership = Arc::new(Membership::new(Arc::clone(&store), inbox.clone()));
     let request_max = options.request_max();
     // Stalls are noticed, logged and acted on whether or not someone reads the metrics.
@@ -147,11 +147,11 @@ pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: 
     shown.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut stop = std::pin::pin!(stop);
     let mut deadline: Option<Instant> = None;
-    let mut batch: Vec<Wake> = Vec::with_capacity(WAKES_AT_ONCE_MAX);
+    let mut batch: Vec<Input> = Vec::with_capacity(WAKES_AT_ONCE_MAX);
     loop {
         let mut is_survey_due = false;
         // Asked before the news: what is decided without the news that everything is lost is of the tenure before.
-        let tenure = membership.lease().tenure();
+        let term = membership.lease().term();
         let rest = owner.wake_at().map_or(IDLE, |at| at.since(store.now()).min(IDLE));
         tokio::select! {
             () = &mut stop, if deadline.is_none() => {
@@ -164,26 +164,26 @@ pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: 
                 tracing::error!(unfinished = owner.unfinished(), "stopped although some attempts could not be recorded");
                 break;
             }
-            _ = wakes.recv_many(&mut batch, WAKES_AT_ONCE_MAX) => {}
+            _ = inputs.recv_many(&mut batch, WAKES_AT_ONCE_MAX) => {}
             news = next_of(&mut feed) => match news {
-                Some(rows) => batch.push(Wake::Fed(rows)),
+                Some(rows) => batch.push(Input::Committed(rows)),
                 None => feed = None,
             },
-            _ = shown.tick() => owner.show(store.now()),
+            _ = shown.tick() => owner.publish_changed_lanes(store.now()),
             _ = surveyed.tick() => is_survey_due = true,
             () = sleep(rest) => {}
         }
         let turn_began = Instant::now();
         // After the rows were received: those that were dropped before them are known to be missing.
-        if feed.as_ref().is_some_and(posthaste_store::Feed::has_overflowed) {
-            batch.push(Wake::FeedOverflowed);
+        if feed.as_ref().is_some_and(posthaste_store::Feed::take_overflow) {
+            batch.push(Input::FeedOverflowed);
         }
         membership.tick();
         let now = store.now();
-        for wake in batch.drain(..) {
-            owner.wake(now, wake);
+        for input in batch.drain(..) {
+            owner.handle(now, input);
         }
-        executor.carry_out(owner.next_deeds(now), tenure);
+        executor.carry_out(owner.next_effects(now), term);
         metrics.deliveries().note(&owner.take_notes());
         // After what is due was begun: what is still due then is stuck.
         if is_survey_due && surveyor.step(now, &mut owner) {
@@ -204,7 +204,7 @@ fn background(
     store: &Arc<dyn Store>,
     options: &Options,
     membership: &Arc<Membership>,
-    inbox: &UnboundedSender<Wake>,
+    inbox: &UnboundedSender<Input>,
     surveyor: &Surveyor,
 ) -> JoinSet<()> {
     let mut background = JoinSet::new();
@@ -245,7 +245,7 @@ fn unread_metrics() -> Metrics {
     Metrics::new(posthaste_metrics::Limits::default(), env!("CARGO_PKG_VERSION"))
 }
 
-async fn next_of(feed: &mut Option<posthaste_store::Feed>) -> Option<Vec<Fed>> {
+async fn next_of(feed: &mut Option<posthaste_store::Feed>) -> Option<Vec<CommittedDelivery>> {
     match feed {
         Some(feed) => feed.next().await,
         None => std::future::pending().await,

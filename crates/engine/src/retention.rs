@@ -23,7 +23,7 @@ pub(crate) async fn keep(store: Arc<dyn Store>, limits: Housekeeping, membership
         sleep(IDLE).await;
         while membership.owns(0) {
             let began = Instant::now();
-            let pause = match store.sweep_away(limits).await {
+            let pause = match store.clean_up(limits).await {
                 Ok(swept) if swept.is_nothing() => break,
                 Ok(swept) => {
                     // While the step waited for its turn, others had theirs.
@@ -31,7 +31,7 @@ pub(crate) async fn keep(store: Arc<dyn Store>, limits: Housekeeping, membership
                     pause_after(swept.busy, swept.behind).saturating_sub(waited).max(PAUSE_MIN)
                 }
                 Err(error) => {
-                    complain("sweep_away", &error);
+                    complain("clean_up", &error);
                     break;
                 }
             };

@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use posthaste_core::admission::{HoldReason, RowFacts};
 use posthaste_core::id::EndpointId;
-use posthaste_core::scheduler::{Class, LaneSurvey, Waiting};
+use posthaste_core::scheduler::{Class, HeldRows, LaneSurvey};
 use posthaste_core::time::Timestamp;
-use posthaste_metrics::{BacklogGauges, Held, Metrics, Trouble};
-use posthaste_store::{BacklogQuery, Store, Waiting as Alike, Whose};
+use posthaste_metrics::{BacklogGauges, Held, Metrics, StallReason};
+use posthaste_store::{BacklogGroup, BacklogQuery, BacklogScope, Store};
 
 use crate::owner::Owner;
 
@@ -38,7 +38,7 @@ const EXPECTED_MIN: Duration = Duration::from_mins(1);
 #[derive(Debug, Default)]
 pub(crate) struct Stored {
     wanted: Mutex<Vec<EndpointId>>,
-    counted: Mutex<HashMap<EndpointId, Vec<Alike>>>,
+    counted: Mutex<HashMap<EndpointId, Vec<BacklogGroup>>>,
 }
 
 /// Counts for those that want it, for ever.
@@ -51,7 +51,7 @@ pub(crate) async fn count_in_store(store: Arc<dyn Store>, stored: Arc<Stored>) {
         for endpoint in wanted {
             let one_began = Instant::now();
             let query = BacklogQuery {
-                whose: Whose::Endpoint(endpoint),
+                scope: BacklogScope::Endpoint(endpoint),
                 now: store.now(),
                 lanes_max: 1,
                 rows_per_queue_max: ROWS_COUNTED_MAX,
@@ -81,7 +81,7 @@ pub(crate) struct Surveyor {
     next_round_at: Instant,
     /// How long the longest queue of a lane that waits for tokens was expected to take since it began to wait.
     draining: HashMap<EndpointId, Duration>,
-    trouble: Option<Trouble>,
+    stall: Option<StallReason>,
 }
 
 #[derive(Default)]
@@ -89,7 +89,7 @@ struct Round {
     gauges: BacklogGauges,
     partial: Vec<EndpointId>,
     draining: HashMap<EndpointId, Duration>,
-    trouble: Option<Trouble>,
+    stall: Option<StallReason>,
 }
 
 impl Surveyor {
@@ -102,16 +102,16 @@ impl Surveyor {
             round: Round::default(),
             next_round_at: Instant::now(),
             draining: HashMap::new(),
-            trouble: None,
+            stall: None,
         }
     }
 
     /// Whether what is due is not begun for a reason of this node's own, so that another would do better. A database that
     /// does not answer would not answer another either.
     pub(crate) fn is_own_fault(&self) -> bool {
-        match self.trouble {
-            Some(Trouble::NothingStarts | Trouble::RequestUnanswered | Trouble::LoopStuck) => true,
-            Some(Trouble::ReadUnanswered | Trouble::TakeUpUnanswered) | None => false,
+        match self.stall {
+            Some(StallReason::NothingStarts | StallReason::RequestUnanswered | StallReason::LoopStuck) => true,
+            Some(StallReason::ReadUnanswered | StallReason::LoadUnanswered) | None => false,
         }
     }
 
@@ -174,55 +174,55 @@ impl Surveyor {
             }
         }
         let is_long_ago = |since: Option<Timestamp>, limit: Duration| since.is_some_and(|since| now.since(since) > limit);
-        let trouble = if is_long_ago(lane.reads_since, STUCK_AFTER) {
-            Some(Trouble::ReadUnanswered)
+        let stall = if is_long_ago(lane.reads_since, STUCK_AFTER) {
+            Some(StallReason::ReadUnanswered)
         } else if is_long_ago(lane.idle_since, STUCK_AFTER) && may_start {
-            Some(Trouble::NothingStarts)
+            Some(StallReason::NothingStarts)
         } else if is_long_ago(lane.oldest_request, self.request_max) {
-            Some(Trouble::RequestUnanswered)
+            Some(StallReason::RequestUnanswered)
         } else {
             None
         };
-        self.round.trouble = self.round.trouble.or(trouble);
+        self.round.stall = self.round.stall.or(stall);
     }
 
     fn end_round(&mut self, now: Timestamp, owner: &Owner) {
-        let Round { mut gauges, partial, draining, mut trouble } = std::mem::take(&mut self.round);
+        let Round { mut gauges, partial, draining, mut stall } = std::mem::take(&mut self.round);
         gauges.partitions = owner.partitions().len() as u64;
         gauges.unrecorded = owner.unrecorded() as u64;
         gauges.requests = owner.requests() as u64;
         let waits = owner.token_waits();
         (gauges.token_waits, gauges.token_wait) = (waits.count, waits.time);
-        if owner.takes_up_since().is_some_and(|since| now.since(since) > STUCK_AFTER) {
-            trouble = trouble.or(Some(Trouble::TakeUpUnanswered));
+        if owner.loading_since().is_some_and(|since| now.since(since) > STUCK_AFTER) {
+            stall = stall.or(Some(StallReason::LoadUnanswered));
         }
         self.draining = draining;
         *self.stored.wanted.lock() = partial;
         self.metrics.backlog().set(gauges);
-        self.metrics.liveness().found(trouble);
-        if trouble != self.trouble {
-            tell(&self.metrics, self.trouble, trouble);
-            self.trouble = trouble;
+        self.metrics.liveness().found(stall);
+        if stall != self.stall {
+            log_change(&self.metrics, self.stall, stall);
+            self.stall = stall;
         }
     }
 }
 
 /// One line when it begins, and one when it is over.
-fn tell(metrics: &Metrics, before: Option<Trouble>, now: Option<Trouble>) {
+fn log_change(metrics: &Metrics, before: Option<StallReason>, now: Option<StallReason>) {
     match (before, now) {
-        (None, Some(trouble)) => {
+        (None, Some(stall)) => {
             metrics.liveness().stalled();
-            tracing::error!(reason = trouble.name(), "deliveries_stalled: {}", trouble.in_words());
+            tracing::error!(reason = stall.name(), "deliveries_stalled: {}", stall.in_words());
         }
-        (Some(_), Some(trouble)) => tracing::error!(reason = trouble.name(), "deliveries_stalled: {}", trouble.in_words()),
+        (Some(_), Some(stall)) => tracing::error!(reason = stall.name(), "deliveries_stalled: {}", stall.in_words()),
         (Some(_), None) => tracing::warn!("deliveries_go_on"),
         (None, None) => {}
     }
 }
 
 /// What the store says of a lane, under what holds it. What is in flight waits there, too, and is counted elsewhere.
-fn counted(lane: &LaneSurvey, rows: &[Alike]) -> ([Waiting; HoldReason::ALL.len()], Waiting) {
-    let (mut held, mut pending) = ([Waiting::default(); HoldReason::ALL.len()], Waiting::default());
+fn counted(lane: &LaneSurvey, rows: &[BacklogGroup]) -> ([HeldRows; HoldReason::ALL.len()], HeldRows) {
+    let (mut held, mut pending) = ([HeldRows::default(); HoldReason::ALL.len()], HeldRows::default());
     let mut in_flight = lane.in_flight;
     for rows in rows {
         let elsewhere = if rows.is_due { in_flight.min(rows.count) } else { 0 };
@@ -261,10 +261,10 @@ impl Watch {
         let watching = std::thread::Builder::new().name("posthaste-watch".to_owned()).spawn(move || {
             let mut was_stuck = false;
             while !ended.load(Ordering::Relaxed) {
-                let is_stuck = watched.liveness().trouble() == Some(Trouble::LoopStuck);
+                let is_stuck = watched.liveness().stall() == Some(StallReason::LoopStuck);
                 if is_stuck != was_stuck {
-                    let trouble = |is_stuck: bool| is_stuck.then_some(Trouble::LoopStuck);
-                    tell(&watched, trouble(was_stuck), trouble(is_stuck));
+                    let stall = |is_stuck: bool| is_stuck.then_some(StallReason::LoopStuck);
+                    log_change(&watched, stall(was_stuck), stall(is_stuck));
                     was_stuck = is_stuck;
                 }
                 std::thread::sleep(WATCHED_EVERY);
@@ -290,13 +290,13 @@ mod tests {
     use posthaste_core::endpoint::{Endpoint, Status};
     use posthaste_core::event::{Data, Event, EventType, Timing};
     use posthaste_core::id::{DeliveryId, EventId, TenantId};
-    use posthaste_core::scheduler::{Entry, Want};
+    use posthaste_core::scheduler::{Entry, WindowQuery};
     use posthaste_core::text::Labels;
     use posthaste_metrics::Format;
-    use posthaste_store::{Body, Claimed, SecretText, StoredEndpoint, StoredSecret, TakenUp, WindowRows, partition_of};
+    use posthaste_store::{Body, Claimed, EndpointBundle, SecretText, StoredEndpoint, StoredSecret, WindowRows, partition_of};
 
     use super::*;
-    use crate::{Deed, Options, Wake};
+    use crate::{Effect, Input, Options};
 
     /// An owner whose wishes are granted only when a test does so: every hand is stuck.
     struct Stuck {
@@ -321,37 +321,42 @@ mod tests {
             let endpoint = EndpointId::from_bytes([7; 16]);
             let mut stuck = Stuck { owner: Owner::new(now, options), surveyor, metrics, now, endpoint, status };
             let partitions = vec![(partition_of(&tenant()), 1)];
-            stuck.happens(Wake::Owns(Claimed { partitions, handed_over: vec![], leave_alone: vec![], numbered: 0 }));
-            stuck.happens(Wake::Work(vec![endpoint]));
+            stuck.happens(Input::PartitionsClaimed(Claimed {
+                partitions,
+                handed_over: vec![],
+                in_flight_elsewhere: vec![],
+                numbered: 0,
+            }));
+            stuck.happens(Input::Work(vec![endpoint]));
             stuck
         }
 
-        fn happens(&mut self, wake: Wake) {
-            self.owner.wake(self.now, wake);
+        fn happens(&mut self, input: Input) {
+            self.owner.handle(self.now, input);
         }
 
         /// What the loop does in a turn, without anybody who does what it wants.
-        fn wants(&mut self) -> Vec<Deed> {
-            self.owner.next_deeds(self.now)
+        fn wants(&mut self) -> Vec<Effect> {
+            self.owner.next_effects(self.now)
         }
 
-        fn take_up(&mut self) {
+        fn load_endpoints(&mut self) {
             let url = "https://example.com/".to_owned();
             let endpoint = Endpoint { status: self.status, ..Endpoint::new(self.endpoint, tenant(), url, self.now) };
             let secret = StoredSecret { secret: SecretText("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".to_owned()), until: None };
             let partition = partition_of(&tenant());
             let stored = StoredEndpoint { endpoint, secrets: vec![secret], partition, version: 1, deleted_at: None };
-            let found = vec![TakenUp { endpoint: stored, tenant: None, lane: None }];
-            self.happens(Wake::TakenUp { life: 0, asked: vec![self.endpoint], found });
+            let found = vec![EndpointBundle { endpoint: stored, tenant: None, lane: None }];
+            self.happens(Input::EndpointsLoaded { generation: 0, asked: vec![self.endpoint], found });
         }
 
         /// Answers what was asked of the store: one delivery waits.
-        fn answer_reads(&mut self, deeds: Vec<Deed>) {
-            for deed in deeds {
-                let Deed::Read { life, endpoint, want, .. } = deed else { continue };
-                let is_here = want == Want::Fresh(Class::Exempt);
+        fn answer_reads(&mut self, effects: Vec<Effect>) {
+            for effect in effects {
+                let Effect::ReadWindow { generation, endpoint, want, .. } = effect else { continue };
+                let is_here = want == WindowQuery::Fresh(Class::Exempt);
                 let rows = is_here.then(|| self.entry()).into_iter().collect();
-                self.happens(Wake::Read { life, endpoint, want, rows: WindowRows { rows, more: false, seen: 1 } });
+                self.happens(Input::WindowRead { generation, endpoint, want, rows: WindowRows { rows, more: false, seen: 1 } });
             }
         }
 
@@ -389,16 +394,16 @@ mod tests {
         }
 
         /// So much later, what does a look over everything find?
-        fn after(&mut self, time: Duration) -> Option<Trouble> {
+        fn after(&mut self, time: Duration) -> Option<StallReason> {
             self.now = self.now + time;
             self.surveyor.next_round_at = Instant::now();
             assert!(self.surveyor.step(self.now, &mut self.owner), "all of one lane");
             let page = self.metrics.page(Format::Text);
-            let trouble = self.metrics.liveness().trouble();
+            let stall = self.metrics.liveness().stall();
             let shown = page.contains("posthaste_delivery_stalled")
                 && page.lines().any(|line| line.starts_with("posthaste_delivery_stalled") && line.ends_with(" 1"));
-            assert_eq!(shown, trouble.is_some(), "the page says the same");
-            trouble
+            assert_eq!(shown, stall.is_some(), "the page says the same");
+            stall
         }
     }
 
@@ -408,10 +413,10 @@ mod tests {
     #[test]
     fn i41_a_store_that_does_not_say_where_things_go_is_noticed_within_ten_seconds() {
         let mut stuck = Stuck::new(Status::Active);
-        assert!(matches!(stuck.wants()[..], [Deed::FindWork, Deed::TakeUp { .. }]));
+        assert!(matches!(stuck.wants()[..], [Effect::FindWork, Effect::LoadEndpoints { .. }]));
         assert_eq!(stuck.after(SOON), None);
-        assert_eq!(stuck.after(LONG), Some(Trouble::TakeUpUnanswered));
-        stuck.take_up();
+        assert_eq!(stuck.after(LONG), Some(StallReason::LoadUnanswered));
+        stuck.load_endpoints();
         assert_eq!(stuck.after(SOON), None, "it goes on");
         assert!(stuck.metrics.page(Format::Text).contains("posthaste_delivery_stalls_total 1\n"));
     }
@@ -420,22 +425,24 @@ mod tests {
     fn i33_what_was_not_sent_yet_when_a_node_leaves_is_not_handed_over_as_in_flight() {
         let mut stuck = Stuck::new(Status::Active);
         stuck.wants();
-        stuck.take_up();
-        let deeds = stuck.wants();
-        stuck.answer_reads(deeds);
-        let deeds = stuck.wants();
-        let Some(Deed::ReadBodies { life, wanted }) = deeds.into_iter().find(|deed| matches!(deed, Deed::ReadBodies { .. })) else {
+        stuck.load_endpoints();
+        let effects = stuck.wants();
+        stuck.answer_reads(effects);
+        let effects = stuck.wants();
+        let Some(Effect::ReadBodies { generation, wanted }) =
+            effects.into_iter().find(|effect| matches!(effect, Effect::ReadBodies { .. }))
+        else {
             panic!("its payload is asked for")
         };
-        stuck.happens(Wake::GiveUp(vec![partition_of(&tenant())]));
-        let in_flight = |deed| if let Deed::HandOver { in_flight, .. } = deed { Some(in_flight) } else { None };
+        stuck.happens(Input::GiveUp(vec![partition_of(&tenant())]));
+        let in_flight = |effect| if let Effect::HandOver { in_flight, .. } = effect { Some(in_flight) } else { None };
         assert_eq!(stuck.wants().into_iter().find_map(in_flight), Some(vec![]));
         // Its payload comes too late: the next owner sends it.
         let event = Ok(stuck.event());
         let found = vec![Body { seq: 1, delivery: DeliveryId::from_bytes([1; 16]), event }];
-        stuck.happens(Wake::Bodies { life, asked: wanted, found });
-        let deeds = stuck.wants();
-        assert!(!deeds.iter().any(|deed| matches!(deed, Deed::Send(_))), "{deeds:?}");
+        stuck.happens(Input::BodiesRead { generation, asked: wanted, found });
+        let effects = stuck.wants();
+        assert!(!effects.iter().any(|effect| matches!(effect, Effect::Send(_))), "{effects:?}");
         assert!(stuck.owner.is_at_rest());
     }
 
@@ -443,19 +450,19 @@ mod tests {
     fn a_stop_does_not_wait_for_what_was_about_to_be_sent_when_everything_was_lost() {
         let mut stuck = Stuck::new(Status::Active);
         stuck.wants();
-        stuck.take_up();
+        stuck.load_endpoints();
         let reads = stuck.wants();
         stuck.answer_reads(reads);
-        let deeds = stuck.wants();
-        let [Deed::ReadBodies { life, wanted }] = &deeds[..] else { panic!("{deeds:?}") };
+        let effects = stuck.wants();
+        let [Effect::ReadBodies { generation, wanted }] = &effects[..] else { panic!("{effects:?}") };
         let event = stuck.event();
         let found = vec![Body { seq: 1, delivery: wanted[0].delivery, event: Ok(event) }];
-        stuck.happens(Wake::Bodies { life: *life, asked: wanted.clone(), found });
+        stuck.happens(Input::BodiesRead { generation: *generation, asked: wanted.clone(), found });
         assert_eq!(stuck.owner.requests(), 1, "it is as good as sent");
         // Both in one turn of the loop: nobody has been told to send it.
-        stuck.happens(Wake::LeaseEnded);
+        stuck.happens(Input::LeaseEnded);
         stuck.owner.stop();
-        assert!(!stuck.wants().iter().any(|deed| matches!(deed, Deed::Send(_))));
+        assert!(!stuck.wants().iter().any(|effect| matches!(effect, Effect::Send(_))));
         assert!(stuck.owner.is_at_rest());
     }
 
@@ -463,13 +470,13 @@ mod tests {
     fn i41_a_read_that_is_not_answered_is_noticed_within_ten_seconds() {
         let mut stuck = Stuck::new(Status::Active);
         stuck.wants();
-        stuck.take_up();
-        let deeds = stuck.wants();
-        assert!(deeds.iter().any(|deed| matches!(deed, Deed::Read { .. })));
+        stuck.load_endpoints();
+        let effects = stuck.wants();
+        assert!(effects.iter().any(|effect| matches!(effect, Effect::ReadWindow { .. })));
         assert_eq!(stuck.after(SOON), None);
-        assert_eq!(stuck.after(LONG), Some(Trouble::ReadUnanswered));
+        assert_eq!(stuck.after(LONG), Some(StallReason::ReadUnanswered));
         assert!(!stuck.surveyor.is_own_fault(), "it would not answer anybody else");
-        stuck.answer_reads(deeds);
+        stuck.answer_reads(effects);
         assert_eq!(stuck.after(Duration::ZERO), None, "it goes on");
     }
 
@@ -477,19 +484,19 @@ mod tests {
     fn i41_work_that_is_due_and_not_begun_is_noticed_within_ten_seconds() {
         let mut stuck = Stuck::new(Status::Active);
         stuck.wants();
-        stuck.take_up();
-        let deeds = stuck.wants();
-        stuck.answer_reads(deeds);
+        stuck.load_endpoints();
+        let effects = stuck.wants();
+        stuck.answer_reads(effects);
         // From here on nobody asks who goes next.
         assert_eq!(stuck.after(SOON), None);
-        assert_eq!(stuck.after(LONG), Some(Trouble::NothingStarts));
+        assert_eq!(stuck.after(LONG), Some(StallReason::NothingStarts));
         assert!(stuck.surveyor.is_own_fault(), "somebody else should do it");
-        let deeds = stuck.wants();
-        assert!(deeds.iter().any(|deed| matches!(deed, Deed::ReadBodies { .. })), "{deeds:?}");
+        let effects = stuck.wants();
+        assert!(effects.iter().any(|effect| matches!(effect, Effect::ReadBodies { .. })), "{effects:?}");
         assert_eq!(stuck.after(Duration::ZERO), None, "it goes on");
         // And now its payload is never found.
         assert_eq!(stuck.after(LONG), None, "a request may take its time");
-        assert_eq!(stuck.after(Options::default().request_max()), Some(Trouble::RequestUnanswered));
+        assert_eq!(stuck.after(Options::default().request_max()), Some(StallReason::RequestUnanswered));
         assert!(stuck.metrics.page(Format::Text).contains("posthaste_delivery_stalls_total 2\n"));
     }
 
@@ -497,10 +504,10 @@ mod tests {
     fn what_somebody_holds_is_not_stuck_however_long() {
         let mut stuck = Stuck::new(Status::Paused { until: None });
         stuck.wants();
-        stuck.take_up();
-        let deeds = stuck.wants();
-        stuck.answer_reads(deeds);
-        assert!(stuck.wants().iter().all(|deed| !matches!(deed, Deed::ReadBodies { .. } | Deed::Send(_))));
+        stuck.load_endpoints();
+        let effects = stuck.wants();
+        stuck.answer_reads(effects);
+        assert!(stuck.wants().iter().all(|effect| !matches!(effect, Effect::ReadBodies { .. } | Effect::Send(_))));
         assert_eq!(stuck.after(Duration::from_hours(100)), None);
         let page = stuck.metrics.page(Format::Text);
         assert!(page.contains("webhook_queue_depth{hold_reason=\"paused\"} 1\n"), "{page}");

@@ -21,9 +21,9 @@ fn start_of_minute(at: Timestamp) -> Timestamp {
 
 /// The last ten minutes of one endpoint.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Recent(BTreeMap<Timestamp, Tally>);
+pub(crate) struct RecentAttempts(BTreeMap<Timestamp, Tally>);
 
-impl Recent {
+impl RecentAttempts {
     pub(crate) fn add(&mut self, now: Timestamp, timed_out: bool) {
         let oldest = Timestamp::from_millis(start_of_minute(now).as_millis() - RECENT_MINUTES * MINUTE_MILLIS);
         while self.0.first_key_value().is_some_and(|(minute, _)| *minute < oldest) {
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn only_the_last_ten_minutes_count_for_a_spike() {
-        let mut recent = Recent::default();
+        let mut recent = RecentAttempts::default();
         (0..30).for_each(|n| recent.add(Timestamp::from_millis(n * 1000), true));
         assert!(recent.tally().is_spike(true));
         assert_eq!(recent.tally(), Tally { attempts: 30, timeouts: 30 });

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use posthaste_core::destination::Refused;
+use posthaste_core::destination::DestinationError;
 use posthaste_core::endpoint::Policies;
 use posthaste_core::scheduler::{LaneConfig, TenantConfig};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Mode;
 use posthaste_sender::request::{Address, SecretError, Signer};
-use posthaste_store::{StoredEndpoint, StoredTenant, TakenUp};
+use posthaste_store::{EndpointBundle, StoredEndpoint, StoredTenant};
 
 use crate::Options;
 
@@ -17,7 +17,7 @@ use crate::Options;
 #[derive(Debug)]
 pub struct Target {
     pub(crate) stored: StoredEndpoint,
-    pub(crate) address: Result<Address, Refused>,
+    pub(crate) address: Result<Address, DestinationError>,
     /// With the secrets that are in force for good. During an overlap it is made anew for each attempt.
     signer: Option<Arc<Signer>>,
     /// Something about the endpoint was changed since: no request is begun with this any more. Set by the owner, read by the executor
@@ -60,18 +60,18 @@ impl Target {
 }
 
 /// What applies to an endpoint once everybody has been heard.
-pub(crate) fn policies(options: &Options, taken_up: &TakenUp) -> Policies {
+pub(crate) fn policies(options: &Options, bundle: &EndpointBundle) -> Policies {
     let mut policies = options.policies.clone();
-    if let Some(tenant) = &taken_up.tenant {
+    if let Some(tenant) = &bundle.tenant {
         policies = policies.overridden_by(&tenant.tenant.defaults);
     }
-    policies.overridden_by(&taken_up.endpoint.endpoint.policies)
+    policies.overridden_by(&bundle.endpoint.endpoint.policies)
 }
 
 /// What scheduling has to know of it, and how its timeout comes about.
-pub(crate) fn lane_config(options: &Options, taken_up: &TakenUp) -> (LaneConfig, Mode) {
-    let policies = policies(options, taken_up);
-    let StoredEndpoint { endpoint, deleted_at, .. } = &taken_up.endpoint;
+pub(crate) fn lane_config(options: &Options, bundle: &EndpointBundle) -> (LaneConfig, Mode) {
+    let policies = policies(options, bundle);
+    let StoredEndpoint { endpoint, deleted_at, .. } = &bundle.endpoint;
     let config = LaneConfig {
         // What waits at a deleted one is cancelled by housekeeping.
         status: if deleted_at.is_some() { posthaste_core::endpoint::Status::Disabled } else { endpoint.status },

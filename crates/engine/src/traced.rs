@@ -11,10 +11,10 @@ use std::time::Instant;
 use http::Uri;
 use parking_lot::Mutex;
 use posthaste_core::id::AttemptId;
-use posthaste_store::{Record, Recorded, RecordedAs};
-use posthaste_traces::{self as traces, Attempt, Begun, Ended, Server, Traces};
+use posthaste_store::{DeliveryChange, Record, RecordResult};
+use posthaste_traces::{self as traces, Attempt, AttemptEnd, AttemptStart, Server, Traces};
 
-use crate::owner::{Life, Sending};
+use crate::owner::{OwnerGeneration, SendRequest};
 
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Traced {
@@ -26,7 +26,7 @@ pub(crate) struct Traced {
 #[derive(Default, Debug)]
 struct Answered {
     /// What was answered in an earlier one is nobody's, and is never recorded.
-    life: Life,
+    generation: OwnerGeneration,
     attempts: HashMap<AttemptId, Attempt>,
 }
 
@@ -35,15 +35,15 @@ pub(crate) struct Judged {
     /// Among the records.
     place: usize,
     attempt: Attempt,
-    ended: Ended,
+    ended: AttemptEnd,
 }
 
 /// `None` where nobody looks.
-pub(crate) fn begin(sending: &Sending) -> Option<Attempt> {
+pub(crate) fn begin(sending: &SendRequest) -> Option<Attempt> {
     let trace = sending.trace?;
-    let begun = Begun {
-        endpoint: sending.errand.endpoint,
-        delivery: sending.errand.delivery,
+    let begun = AttemptStart {
+        endpoint: sending.send.endpoint,
+        delivery: sending.send.delivery,
         number: sending.number,
         due: sending.due,
         server: sending.target.address.as_ref().ok().and_then(|address| server(address.url())),
@@ -57,31 +57,31 @@ impl Traced {
         Traced { traces, answered: Arc::default() }
     }
 
-    pub(crate) fn answered(&self, life: Life, attempt: AttemptId, seen: Option<Attempt>) {
+    pub(crate) fn answered(&self, generation: OwnerGeneration, attempt: AttemptId, seen: Option<Attempt>) {
         let Some(seen) = seen else { return };
         let mut answered = self.answered.lock();
-        if life > answered.life {
-            *answered = Answered { life, attempts: HashMap::new() };
+        if generation > answered.generation {
+            *answered = Answered { generation, attempts: HashMap::new() };
         }
-        if life == answered.life {
+        if generation == answered.generation {
             answered.attempts.insert(attempt, seen);
         }
     }
 
     /// Those of these records that are looked at; they are about to be written.
-    pub(crate) fn judged(&self, life: Life, records: &[Record]) -> Vec<Judged> {
+    pub(crate) fn judged(&self, generation: OwnerGeneration, records: &[Record]) -> Vec<Judged> {
         if self.traces.is_none() {
             return Vec::new();
         }
         let mut answered = self.answered.lock();
-        if answered.attempts.is_empty() || answered.life != life {
+        if answered.attempts.is_empty() || answered.generation != generation {
             return Vec::new();
         }
         let judged_at = Instant::now();
         let judged = |(place, record): (usize, &Record)| match &record.recorded {
-            Recorded::Attempt { attempt, state, .. } => {
+            DeliveryChange::Attempt { attempt, state, .. } => {
                 let seen = answered.attempts.remove(&attempt.id)?;
-                let ended = Ended {
+                let ended = AttemptEnd {
                     attempt: attempt.id,
                     outcome: attempt.outcome,
                     timings: attempt.timings,
@@ -89,26 +89,26 @@ impl Traced {
                     judged: judged_at,
                     // Both are said when it is known.
                     recorded: judged_at,
-                    recorded_as: traces::RecordedAs::Done,
+                    recorded_as: traces::RecordStatus::Done,
                 };
                 Some(Judged { place, attempt: seen, ended })
             }
-            Recorded::Moved { .. } | Recorded::Nothing => None,
+            DeliveryChange::Moved { .. } | DeliveryChange::Nothing => None,
         };
         records.iter().enumerate().filter_map(judged).collect()
     }
 
     /// Those of `range` among the records that were judged together are recorded.
-    pub(crate) fn recorded(&self, judged: &mut Vec<Judged>, range: &Range<usize>, results: &[RecordedAs]) {
+    pub(crate) fn recorded(&self, judged: &mut Vec<Judged>, range: &Range<usize>, results: &[RecordResult]) {
         let Some(traces) = self.traces.as_ref().filter(|_| !judged.is_empty()) else { return };
         let recorded = Instant::now();
         for Judged { place, attempt, ended } in judged.extract_if(.., |judged| range.contains(&judged.place)) {
             let recorded_as = match results.get(place - range.start) {
-                Some(RecordedAs::Done) => traces::RecordedAs::Done,
-                Some(RecordedAs::MovedOn) => traces::RecordedAs::MovedOn,
-                Some(RecordedAs::NotOwner) | None => traces::RecordedAs::NotOwner,
+                Some(RecordResult::Done) => traces::RecordStatus::Done,
+                Some(RecordResult::MovedOn) => traces::RecordStatus::MovedOn,
+                Some(RecordResult::NotOwner) | None => traces::RecordStatus::NotOwner,
             };
-            traces.attempted(&attempt, &Ended { recorded, recorded_as, ..ended });
+            traces.attempted(&attempt, &AttemptEnd { recorded, recorded_as, ..ended });
         }
     }
 }

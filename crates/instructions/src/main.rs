@@ -30,13 +30,13 @@ use posthaste_core::delivery::Outcome;
 use posthaste_core::event::{Data, Event, EventType, Timing};
 use posthaste_core::id::{AttemptId, EventId, TenantId};
 use posthaste_core::text::Labels;
-use posthaste_engine::{Deed, Options as EngineOptions, Owner, Sending, Wake};
+use posthaste_engine::{Effect, Input, Options as EngineOptions, Owner, SendRequest};
 use posthaste_metrics::{Limits, Metrics};
 use posthaste_sender::request::{self, Address, Signer, Try};
 use posthaste_sender::{Client, Options as SenderOptions, Policy, Posted};
 use posthaste_store::{
-    AttemptRecord, Feed, Keyring, MasterKey, NewEvent, NodeId, Options as StoreOptions, PARTITIONS, RecordedAs, Sqlite, Store,
-    WindowAsked,
+    AttemptRecord, Feed, Keyring, MasterKey, NewEvent, NodeId, Options as StoreOptions, PARTITIONS, RecordResult, Sqlite, Store,
+    WindowRequest,
 };
 use serde_json::Value;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -123,7 +123,7 @@ impl Bench {
         let claimed = store.claim(node, usize::from(PARTITIONS)).await.unwrap().unwrap();
         let options = EngineOptions { metrics: Some(metrics.clone()), ..EngineOptions::default() };
         let mut owner = Owner::new(store.now(), options);
-        owner.wake(store.now(), Wake::Owns(claimed));
+        owner.handle(store.now(), Input::PartitionsClaimed(claimed));
         Bench {
             router,
             feed: store.feed(),
@@ -163,14 +163,14 @@ impl Bench {
         self.part(GROUP, "store");
 
         let rows = self.fed(GROUP).await;
-        self.owner.wake(self.store.now(), Wake::Fed(rows));
-        let sendings = self.sendings().await;
+        self.owner.handle(self.store.now(), Input::Committed(rows));
+        let sends = self.sends().await;
         self.part(GROUP, "schedule");
-        let requests: Vec<_> = sendings.iter().map(|sending| self.request(sending)).collect();
+        let requests: Vec<_> = sends.iter().map(|sending| self.request(sending)).collect();
         self.part(GROUP, "sign");
         let mut posting = JoinSet::new();
         for (place, request) in requests.into_iter().enumerate() {
-            let (client, address, timeout) = (self.client.clone(), Arc::clone(&self.address), sendings[place].timeout);
+            let (client, address, timeout) = (self.client.clone(), Arc::clone(&self.address), sends[place].timeout);
             let now = self.store.now();
             posting.spawn(async move { (place, client.post(&address, request, timeout, now).await) });
         }
@@ -182,24 +182,24 @@ impl Bench {
 
         let now = self.store.now();
         for (place, posted) in posted {
-            let Sending { life, errand, .. } = *sendings[place];
-            let attempt = Box::new(self.attempt(&sendings[place], posted));
-            self.owner.wake(now, Wake::Answered { life, errand, attempt });
+            let SendRequest { generation, send, .. } = *sends[place];
+            let attempt = Box::new(self.attempt(&sends[place], posted));
+            self.owner.handle(now, Input::AttemptFinished { generation, send, attempt });
         }
         let mut records = None;
-        for deed in self.owner.next_deeds(now) {
-            if let Deed::Record { life, records: wanted, after } = deed {
+        for effect in self.owner.next_effects(now) {
+            if let Effect::Record { generation, records: wanted, on_recorded } = effect {
                 assert_eq!(wanted.len(), GROUP);
-                records = Some((life, wanted, after));
+                records = Some((generation, wanted, on_recorded));
             }
         }
-        let (life, wanted, after) = records.unwrap();
+        let (generation, wanted, on_recorded) = records.unwrap();
         self.part(GROUP, "schedule");
         let results = self.store.record(wanted).await.unwrap();
-        assert!(results.iter().all(|result| *result == RecordedAs::Done), "{results:?}");
+        assert!(results.iter().all(|result| *result == RecordResult::Done), "{results:?}");
         self.part(GROUP, "record");
-        self.owner.wake(self.store.now(), Wake::Recorded { life, after, results });
-        drop(self.owner.next_deeds(self.store.now()));
+        self.owner.handle(self.store.now(), Input::Recorded { generation, on_recorded, results });
+        drop(self.owner.next_effects(self.store.now()));
         self.metrics.deliveries().note(&self.owner.take_notes());
         self.part(GROUP, "schedule");
     }
@@ -213,52 +213,53 @@ impl Bench {
     }
 
     /// What is to be sent, after the owner has asked for what it did not know.
-    async fn sendings(&mut self) -> Vec<Box<Sending>> {
-        let mut sendings = Vec::with_capacity(GROUP);
-        while sendings.len() < GROUP {
+    async fn sends(&mut self) -> Vec<Box<SendRequest>> {
+        let mut sends = Vec::with_capacity(GROUP);
+        while sends.len() < GROUP {
             let now = self.store.now();
-            let deeds = self.owner.next_deeds(now);
-            assert!(!deeds.is_empty(), "{} of {GROUP} are to be sent, and nothing else happens", sendings.len());
-            for deed in deeds {
-                match deed {
-                    Deed::Send(sending) => sendings.push(sending),
-                    Deed::FindWork => {
+            let effects = self.owner.next_effects(now);
+            assert!(!effects.is_empty(), "{} of {GROUP} are to be sent, and nothing else happens", sends.len());
+            for effect in effects {
+                match effect {
+                    Effect::Send(sending) => sends.push(sending),
+                    Effect::FindWork => {
                         let endpoints = self.store.work(None, 1000).await.unwrap();
-                        self.owner.wake(now, Wake::Work(endpoints));
+                        self.owner.handle(now, Input::Work(endpoints));
                     }
-                    Deed::TakeUp { life, endpoints } => {
-                        let found = self.store.take_up(endpoints.clone()).await.unwrap();
-                        self.owner.wake(now, Wake::TakenUp { life, asked: endpoints, found });
+                    Effect::LoadEndpoints { generation, endpoints } => {
+                        let found = self.store.load_endpoints(endpoints.clone()).await.unwrap();
+                        self.owner.handle(now, Input::EndpointsLoaded { generation, asked: endpoints, found });
                     }
-                    Deed::Read { life, endpoint, want, limit } => {
-                        let asked = vec![WindowAsked { endpoint, want: want.clone(), limit }];
+                    Effect::ReadWindow { generation, endpoint, want, limit } => {
+                        let asked = vec![WindowRequest { endpoint, want: want.clone(), limit }];
                         let rows = self.store.windows(asked).await.unwrap().pop().unwrap();
-                        self.owner.wake(now, Wake::Read { life, endpoint, want, rows });
+                        self.owner.handle(now, Input::WindowRead { generation, endpoint, want, rows });
                     }
-                    Deed::ReadBodies { life, wanted } => {
+                    Effect::ReadBodies { generation, wanted } => {
                         let rows = wanted.iter().map(|wanted| wanted.seq).collect();
                         let found = self.store.bodies(rows).await.unwrap();
-                        self.owner.wake(now, Wake::Bodies { life, asked: wanted, found });
+                        self.owner.handle(now, Input::BodiesRead { generation, asked: wanted, found });
                     }
-                    Deed::CompareVersions { life, tenants } => {
+                    Effect::CompareVersions { generation, tenants } => {
                         let versions = self.store.tenant_versions(tenants.clone()).await.unwrap();
-                        self.owner.wake(now, Wake::Versions { life, versions: tenants.into_iter().zip(versions).collect() });
+                        self.owner
+                            .handle(now, Input::Versions { generation, versions: tenants.into_iter().zip(versions).collect() });
                     }
-                    Deed::Record { .. }
-                    | Deed::ScanGap { .. }
-                    | Deed::Restamp { .. }
-                    | Deed::LookUp { .. }
-                    | Deed::See { .. }
-                    | Deed::Show(_)
-                    | Deed::Notice(_)
-                    | Deed::HandOver { .. } => {}
+                    Effect::Record { .. }
+                    | Effect::ScanGap { .. }
+                    | Effect::Restamp { .. }
+                    | Effect::FindDeliveries { .. }
+                    | Effect::ReadStatistics { .. }
+                    | Effect::PublishLanes(_)
+                    | Effect::Notify(_)
+                    | Effect::HandOver { .. } => {}
                 }
             }
         }
-        sendings
+        sends
     }
 
-    async fn fed(&mut self, count: usize) -> Vec<posthaste_store::Fed> {
+    async fn fed(&mut self, count: usize) -> Vec<posthaste_store::CommittedDelivery> {
         let mut rows = Vec::with_capacity(count);
         while rows.len() < count {
             rows.extend(self.feed.next().await.unwrap());
@@ -285,10 +286,10 @@ impl Bench {
         NewEvent { event: Arc::new(event), is_id_chosen: false, fingerprint: [0; 32], resolved: None }
     }
 
-    fn request(&self, sending: &Sending) -> Request<http_body_util::Full<bytes::Bytes>> {
+    fn request(&self, sending: &SendRequest) -> Request<http_body_util::Full<bytes::Bytes>> {
         let endpoint = &sending.target.stored().endpoint;
         request::build(&Try {
-            delivery: sending.errand.delivery,
+            delivery: sending.send.delivery,
             attempt: sending.number,
             event: &sending.event,
             address: &self.address,
@@ -300,7 +301,7 @@ impl Bench {
         })
     }
 
-    fn attempt(&self, sending: &Sending, posted: Posted) -> AttemptRecord {
+    fn attempt(&self, sending: &SendRequest, posted: Posted) -> AttemptRecord {
         assert!(matches!(posted.outcome, Outcome::Answered { status: 200, .. }), "{posted:?}");
         AttemptRecord {
             id: AttemptId::from_unique(self.store.unique()),

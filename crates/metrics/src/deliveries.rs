@@ -27,7 +27,7 @@ const ATTEMPT_COUNTS: &[f64] = &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 10.0, 1
 
 #[derive(Debug)]
 pub struct Deliveries {
-    counted: Mutex<Counted>,
+    counted: Mutex<TenantCounters>,
     /// By status class: successes, answers that were none, no answer.
     latency: [Histogram; 6],
     attempt_count: Histogram,
@@ -37,7 +37,7 @@ pub struct Deliveries {
 }
 
 #[derive(Debug)]
-struct Counted {
+struct TenantCounters {
     by_type: Ranked<(TenantId, EventType, EndpointStatus), OfType>,
     by_endpoint: Ranked<EndpointId, OfEndpoint>,
     dead: Ranked<TenantId, Dead>,
@@ -147,7 +147,7 @@ impl LastHour {
 impl Deliveries {
     pub(crate) fn new(limits: &Limits) -> Deliveries {
         Deliveries {
-            counted: Mutex::new(Counted {
+            counted: Mutex::new(TenantCounters {
                 by_type: Ranked::new(limits.types_max),
                 by_endpoint: Ranked::new(limits.endpoints_max),
                 dead: Ranked::new(limits.types_max),
@@ -190,7 +190,7 @@ impl Deliveries {
         }
     }
 
-    fn attempted(&self, counted: &mut Counted, now: Instant, attempt: &Attempt) {
+    fn attempted(&self, counted: &mut TenantCounters, now: Instant, attempt: &Attempt) {
         let is_success = attempt.verdict == Verdict::Delivered;
         let end = end_of(&attempt.outcome);
         let mut of_type = OfType { attempted: 1, succeeded: u64::from(is_success), failed: [0; ENDS.len()] };
@@ -269,7 +269,7 @@ const OTHER: &str = "other";
 /// One of the numbers of an endpoint.
 type Count = fn(&OfEndpoint) -> u64;
 
-impl Counted {
+impl TenantCounters {
     fn died(&mut self, now: Instant, tenant: &TenantId, reason: DeadReason) {
         let mut dead = Dead::default();
         dead.0[place_of(reason)] = 1;

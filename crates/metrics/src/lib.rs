@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 pub use backlog::{Backlog, BacklogGauges, Held};
 pub use count::{Counter, Histogram};
 pub use deliveries::Deliveries;
-pub use liveness::{Liveness, Trouble};
+pub use liveness::{Liveness, StallReason};
 pub use note::{Attempt, CircuitChange, EndpointStatus, Note};
 pub use outbox::Outbox;
 pub use page::{Family, Format, Kind, Labels, Page};

@@ -17,7 +17,7 @@ const TURN_SECONDS: &[f64] = &[0.000_1, 0.000_5, 0.001, 0.005, 0.01, 0.05, 0.1, 
 
 /// What is wrong, in words for an operator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Trouble {
+pub enum StallReason {
     /// The loop that decides what is sent has not turned.
     LoopStuck,
     /// Something is due, nothing holds it, and nothing of it was begun.
@@ -27,36 +27,36 @@ pub enum Trouble {
     /// A request lasts longer than any may.
     RequestUnanswered,
     /// The store was asked about endpoints and has not answered.
-    TakeUpUnanswered,
+    LoadUnanswered,
 }
 
-impl Trouble {
+impl StallReason {
     pub fn name(self) -> &'static str {
         match self {
-            Trouble::LoopStuck => "loop_stuck",
-            Trouble::NothingStarts => "nothing_starts",
-            Trouble::ReadUnanswered => "read_unanswered",
-            Trouble::RequestUnanswered => "request_unanswered",
-            Trouble::TakeUpUnanswered => "take_up_unanswered",
+            StallReason::LoopStuck => "loop_stuck",
+            StallReason::NothingStarts => "nothing_starts",
+            StallReason::ReadUnanswered => "read_unanswered",
+            StallReason::RequestUnanswered => "request_unanswered",
+            StallReason::LoadUnanswered => "take_up_unanswered",
         }
     }
 
     pub fn in_words(self) -> &'static str {
         match self {
-            Trouble::LoopStuck => "the delivery loop has not turned for ten seconds",
-            Trouble::NothingStarts => "deliveries are due, nothing holds them, and none is begun",
-            Trouble::ReadUnanswered => "deliveries are due, and the database does not say which",
-            Trouble::RequestUnanswered => "a request has lasted longer than any may",
-            Trouble::TakeUpUnanswered => "deliveries are due, and the database does not say where they go",
+            StallReason::LoopStuck => "the delivery loop has not turned for ten seconds",
+            StallReason::NothingStarts => "deliveries are due, nothing holds them, and none is begun",
+            StallReason::ReadUnanswered => "deliveries are due, and the database does not say which",
+            StallReason::RequestUnanswered => "a request has lasted longer than any may",
+            StallReason::LoadUnanswered => "deliveries are due, and the database does not say where they go",
         }
     }
 
-    pub const ALL: [Trouble; 5] = [
-        Trouble::LoopStuck,
-        Trouble::NothingStarts,
-        Trouble::ReadUnanswered,
-        Trouble::RequestUnanswered,
-        Trouble::TakeUpUnanswered,
+    pub const ALL: [StallReason; 5] = [
+        StallReason::LoopStuck,
+        StallReason::NothingStarts,
+        StallReason::ReadUnanswered,
+        StallReason::RequestUnanswered,
+        StallReason::LoadUnanswered,
     ];
 }
 
@@ -66,7 +66,7 @@ pub struct Liveness {
     /// In milliseconds since it began; zero before the first turn.
     turned_at: AtomicU64,
     is_running: AtomicBool,
-    trouble: Mutex<Option<Trouble>>,
+    stall: Mutex<Option<StallReason>>,
     turns: Histogram,
     stalls: Counter,
 }
@@ -77,7 +77,7 @@ impl Liveness {
             began: Instant::now(),
             turned_at: AtomicU64::new(0),
             is_running: AtomicBool::new(false),
-            trouble: Mutex::new(None),
+            stall: Mutex::new(None),
             turns: Histogram::new(TURN_SECONDS),
             stalls: Counter::default(),
         }
@@ -96,8 +96,8 @@ impl Liveness {
     }
 
     /// What the loop has found wrong, if anything.
-    pub fn found(&self, trouble: Option<Trouble>) {
-        *self.trouble.lock() = trouble;
+    pub fn found(&self, stall: Option<StallReason>) {
+        *self.stall.lock() = stall;
     }
 
     /// A stall has begun. Told once for each.
@@ -106,11 +106,11 @@ impl Liveness {
     }
 
     /// What is wrong now.
-    pub fn trouble(&self) -> Option<Trouble> {
+    pub fn stall(&self) -> Option<StallReason> {
         if self.is_running.load(Ordering::Relaxed) && self.since_turn() > TURN_MAX {
-            return Some(Trouble::LoopStuck);
+            return Some(StallReason::LoopStuck);
         }
-        *self.trouble.lock()
+        *self.stall.lock()
     }
 
     fn since_turn(&self) -> Duration {
@@ -122,11 +122,11 @@ impl Liveness {
     }
 
     pub(crate) fn show(&self, page: &mut Page) {
-        let trouble = self.trouble();
+        let stall = self.stall();
         let mut stalled =
             page.family("posthaste_delivery_stalled", Kind::Gauge, "1 while deliveries are due and none is made, by why.");
-        for one in Trouble::ALL {
-            stalled.sample(&[("reason", &one.name())], f64::from(u8::from(trouble == Some(one))));
+        for one in StallReason::ALL {
+            stalled.sample(&[("reason", &one.name())], f64::from(u8::from(stall == Some(one))));
         }
         page.counter(
             "posthaste_delivery_stalls_total",
@@ -160,21 +160,21 @@ mod tests {
         let mut liveness = Liveness::new();
         // As if it had begun a minute ago.
         liveness.began = Instant::now().checked_sub(Duration::from_mins(1)).unwrap();
-        assert_eq!(liveness.trouble(), None, "a node that does not deliver");
+        assert_eq!(liveness.stall(), None, "a node that does not deliver");
         liveness.set_running(true);
-        assert_eq!(liveness.trouble(), None);
+        assert_eq!(liveness.stall(), None);
         liveness.turned_at.store(1, Ordering::Relaxed);
-        assert_eq!(liveness.trouble(), Some(Trouble::LoopStuck));
+        assert_eq!(liveness.stall(), Some(StallReason::LoopStuck));
         let mut page = Page::new(Format::Text);
         liveness.show(&mut page);
         let text = page.end();
         assert!(text.contains("posthaste_delivery_stalled{reason=\"loop_stuck\"} 1"), "{text}");
         liveness.turned(Duration::from_millis(1));
-        assert_eq!(liveness.trouble(), None);
-        liveness.found(Some(Trouble::NothingStarts));
-        assert_eq!(liveness.trouble(), Some(Trouble::NothingStarts));
+        assert_eq!(liveness.stall(), None);
+        liveness.found(Some(StallReason::NothingStarts));
+        assert_eq!(liveness.stall(), Some(StallReason::NothingStarts));
         liveness.set_running(false);
         liveness.found(None);
-        assert_eq!(liveness.trouble(), None, "a stop is no trouble");
+        assert_eq!(liveness.stall(), None, "a stop is no trouble");
     }
 }

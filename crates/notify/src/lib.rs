@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use posthaste_core::id::{EndpointId, TenantId};
-use posthaste_core::notice::{DeathWatch, Debounce, Noticed, What};
+use posthaste_core::notice::{DeathWatch, Debounce, NoticeKind, Noticed};
 use posthaste_core::tenant::Retention;
 use posthaste_metrics::Metrics;
 use posthaste_store::{Error, Store};
@@ -89,7 +89,7 @@ pub async fn run(
     mut noticed: mpsc::Receiver<Noticed>,
     stop: impl Future<Output = ()>,
 ) {
-    let mut teller = Teller {
+    let mut teller = Notifier {
         debounce: Debounce::new(options.pause),
         deaths: DeathWatch::new(options.deaths_min),
         search: Search::default(),
@@ -130,7 +130,7 @@ pub async fn run(
     }
 }
 
-struct Teller {
+struct Notifier {
     store: Arc<dyn Store>,
     options: Options,
     mailer: Option<Mailer>,
@@ -141,7 +141,7 @@ struct Teller {
     is_search_wanted: bool,
 }
 
-impl Teller {
+impl Notifier {
     async fn noticed(&mut self, noticed: Noticed) {
         // They never cause further ones.
         if noticed.tenant == self.options.tenant {
@@ -150,15 +150,15 @@ impl Teller {
         let (now, Noticed { at, endpoint, tenant, what }) = (self.store.now(), noticed);
         match what {
             // Found in the audit log, where it was written together with what it tells of: this way and after a crash alike.
-            What::Disabled => self.is_search_wanted = true,
-            What::Died => {
+            NoticeKind::Disabled => self.is_search_wanted = true,
+            NoticeKind::Died => {
                 let Some(growing) = self.deaths.died(now, &tenant) else { return };
                 let subject = (tenant.clone(), None, Kind::DeadLettersGrowing);
                 if self.debounce.is_open(now, &subject) {
                     self.take(subject, Message::dead_letters_growing(at, &tenant, growing)).await;
                 }
             }
-            What::Failing { .. } | What::Recovered | What::CircuitOpened | What::CircuitClosed => {
+            NoticeKind::Failing { .. } | NoticeKind::Recovered | NoticeKind::CircuitOpened | NoticeKind::CircuitClosed => {
                 let Some(kind) = Kind::of(what) else { return };
                 let Some(message) = self.about(endpoint, |stored| Message::about(at, &stored.endpoint, what)).await else { return };
                 self.take((tenant, Some(endpoint), kind), message).await;
@@ -195,7 +195,7 @@ impl Teller {
     async fn tell(&self, message: Message) -> bool {
         let told = publishing::publish(self.store.as_ref(), &self.options, &message).await;
         match told {
-            Ok(publishing::Told::Now { emails }) => {
+            Ok(publishing::NotifyOutcome::Now { emails }) => {
                 tracing::info!(kind = message.kind.name(), tenant = %message.tenant, "notified");
                 if let Some(mailer) = &self.mailer {
                     let to = self.options.operators.iter().cloned().chain(emails).collect();
@@ -203,7 +203,7 @@ impl Teller {
                 }
                 true
             }
-            Ok(publishing::Told::Before) => true,
+            Ok(publishing::NotifyOutcome::Before) => true,
             Err(error) => {
                 complain("a notification could not be published", &error);
                 false
@@ -224,13 +224,13 @@ impl Teller {
         };
         for (row, message) in found {
             if self.tell(message).await {
-                self.search.has_told(row);
+                self.search.mark_notified(row);
             } else {
                 self.is_search_wanted = true;
             }
         }
         if !self.is_search_wanted {
-            self.search.has_told_all(now);
+            self.search.mark_notified_until(now);
         }
     }
 

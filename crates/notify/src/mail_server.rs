@@ -90,7 +90,7 @@ pub enum UrlError {
 
 /// Why a mail server cannot be used, in words for whoever runs this one.
 #[derive(Debug, thiserror::Error)]
-pub enum Trouble {
+pub enum MailError {
     #[error("it cannot be reached: {0}")]
     Unreachable(String),
     #[error("it took longer than {} ms", .0.as_millis())]
@@ -109,24 +109,24 @@ pub enum Trouble {
     Broken(String),
 }
 
-impl Trouble {
+impl MailError {
     /// It was told no, and would be told no again.
     pub fn is_final(&self) -> bool {
         match self {
-            Trouble::LoginRefused { is_final, .. } | Trouble::Refused { is_final, .. } => *is_final,
-            Trouble::Unreachable(_)
-            | Trouble::TooSlow(_)
-            | Trouble::NoEncryption
-            | Trouble::Tls(_)
-            | Trouble::NoLogin
-            | Trouble::Broken(_) => false,
+            MailError::LoginRefused { is_final, .. } | MailError::Refused { is_final, .. } => *is_final,
+            MailError::Unreachable(_)
+            | MailError::TooSlow(_)
+            | MailError::NoEncryption
+            | MailError::Tls(_)
+            | MailError::NoLogin
+            | MailError::Broken(_) => false,
         }
     }
 }
 
 /// How a mail server was found that could be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Looked {
+pub struct MailServerInfo {
     pub is_encrypted: bool,
     pub is_logged_in: bool,
 }
@@ -182,7 +182,7 @@ impl MailServer {
     }
 
     /// Hands a mail over. `Ok` means that the server has taken it.
-    pub async fn deliver(&self, mail: &Message) -> Result<(), Trouble> {
+    pub async fn deliver(&self, mail: &Message) -> Result<(), MailError> {
         let bytes = mail.formatted();
         self.in_time(async {
             let mut connection = self.connect().await?;
@@ -194,21 +194,21 @@ impl MailServer {
     }
 
     /// Connects, encrypts and logs in as for a mail, and sends none.
-    pub async fn look(&self) -> Result<Looked, Trouble> {
+    pub async fn look(&self) -> Result<MailServerInfo, MailError> {
         self.in_time(async {
             let mut connection = self.connect().await?;
-            let looked = Looked { is_encrypted: connection.is_encrypted(), is_logged_in: self.login.is_some() };
+            let looked = MailServerInfo { is_encrypted: connection.is_encrypted(), is_logged_in: self.login.is_some() };
             connection.abort().await;
             Ok(looked)
         })
         .await
     }
 
-    async fn in_time<T>(&self, conversation: impl Future<Output = Result<T, Trouble>>) -> Result<T, Trouble> {
-        timeout(self.conversation_max, conversation).await.unwrap_or(Err(Trouble::TooSlow(self.conversation_max)))
+    async fn in_time<T>(&self, conversation: impl Future<Output = Result<T, MailError>>) -> Result<T, MailError> {
+        timeout(self.conversation_max, conversation).await.unwrap_or(Err(MailError::TooSlow(self.conversation_max)))
     }
 
-    async fn connect(&self) -> Result<AsyncSmtpConnection, Trouble> {
+    async fn connect(&self) -> Result<AsyncSmtpConnection, MailError> {
         let address = (self.host.as_str(), self.port);
         let connected = match &self.security {
             Security::FromTheStart(parameters) => {
@@ -217,8 +217,8 @@ impl MailServer {
             }
             Security::None | Security::IfOffered(_) | Security::Required(_) => {
                 let connected = timeout(CONNECT_MAX, TcpStream::connect(address)).await;
-                let stream = connected.map_err(|_| Trouble::TooSlow(CONNECT_MAX))?;
-                let stream = stream.map_err(|error| Trouble::Unreachable(error.to_string()))?;
+                let stream = connected.map_err(|_| MailError::TooSlow(CONNECT_MAX))?;
+                let stream = stream.map_err(|error| MailError::Unreachable(error.to_string()))?;
                 AsyncSmtpConnection::connect_with_transport(Box::new(NotAhead::of(stream)), &self.hello).await
             }
         };
@@ -226,7 +226,7 @@ impl MailServer {
         let starttls = match &self.security {
             Security::Required(_) if !connection.can_starttls() => {
                 connection.abort().await;
-                return Err(Trouble::NoEncryption);
+                return Err(MailError::NoEncryption);
             }
             Security::Required(parameters) => Some(parameters),
             Security::IfOffered(parameters) => Some(parameters).filter(|_| connection.can_starttls()),
@@ -243,48 +243,48 @@ impl MailServer {
         Ok(connection)
     }
 
-    fn no_connection(&self, error: &SmtpError) -> Trouble {
+    fn no_connection(&self, error: &SmtpError) -> MailError {
         if error.status().is_some() {
             self.refused(error)
         } else if tls_error(error).is_some() {
             self.no_tls(error)
         } else if error.is_response() {
-            Trouble::Broken(format!("it does not greet as a mail server does ({})", self.words(error)))
+            MailError::Broken(format!("it does not greet as a mail server does ({})", self.words(error)))
         } else {
             match source::<io::Error>(error) {
-                Some(error) => Trouble::Unreachable(self.cleaned(&error.to_string())),
-                None => Trouble::Unreachable(self.words(error)),
+                Some(error) => MailError::Unreachable(self.cleaned(&error.to_string())),
+                None => MailError::Unreachable(self.words(error)),
             }
         }
     }
 
-    fn no_tls(&self, error: &SmtpError) -> Trouble {
+    fn no_tls(&self, error: &SmtpError) -> MailError {
         match tls_error(error) {
-            Some(rustls::Error::InvalidCertificate(wrong)) => Trouble::Tls(certificate_in_words(wrong).to_owned()),
+            Some(rustls::Error::InvalidCertificate(wrong)) => MailError::Tls(certificate_in_words(wrong).to_owned()),
             Some(rustls::Error::InvalidMessage(_)) => {
-                Trouble::Tls("it does not answer in TLS; perhaps it wants STARTTLS (smtp://…?tls=required)".to_owned())
+                MailError::Tls("it does not answer in TLS; perhaps it wants STARTTLS (smtp://…?tls=required)".to_owned())
             }
-            Some(other) => Trouble::Tls(self.cleaned(&other.to_string())),
-            None => Trouble::Tls(self.words(error)),
+            Some(other) => MailError::Tls(self.cleaned(&other.to_string())),
+            None => MailError::Tls(self.words(error)),
         }
     }
 
-    fn no_login(&self, error: &SmtpError) -> Trouble {
+    fn no_login(&self, error: &SmtpError) -> MailError {
         if error.status().is_some() {
-            Trouble::LoginRefused { words: self.words(error), is_final: error.is_permanent() }
+            MailError::LoginRefused { words: self.words(error), is_final: error.is_permanent() }
         } else if error.is_client() {
             // It names no way, or asks what neither way has an answer to.
-            Trouble::NoLogin
+            MailError::NoLogin
         } else {
-            Trouble::Broken(self.words(error))
+            MailError::Broken(self.words(error))
         }
     }
 
-    fn refused(&self, error: &SmtpError) -> Trouble {
+    fn refused(&self, error: &SmtpError) -> MailError {
         if error.status().is_some() {
-            Trouble::Refused { words: self.words(error), is_final: error.is_permanent() }
+            MailError::Refused { words: self.words(error), is_final: error.is_permanent() }
         } else {
-            Trouble::Broken(self.words(error))
+            MailError::Broken(self.words(error))
         }
     }
 

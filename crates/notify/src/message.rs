@@ -3,7 +3,7 @@
 use posthaste_core::endpoint::Endpoint;
 use posthaste_core::health::{DisableReason, Warning};
 use posthaste_core::id::{EndpointId, TenantId};
-use posthaste_core::notice::{Growing, What};
+use posthaste_core::notice::{Growing, NoticeKind};
 use posthaste_core::time::Timestamp;
 use serde_json::{Map, Value, json};
 
@@ -44,14 +44,14 @@ impl Kind {
     }
 
     /// `None` of a single death, which is no news.
-    pub(crate) fn of(what: What) -> Option<Kind> {
+    pub(crate) fn of(what: NoticeKind) -> Option<Kind> {
         match what {
-            What::Failing { .. } => Some(Kind::EndpointFailing),
-            What::Disabled => Some(Kind::EndpointDisabled),
-            What::Recovered => Some(Kind::EndpointRecovered),
-            What::CircuitOpened => Some(Kind::CircuitOpened),
-            What::CircuitClosed => Some(Kind::CircuitClosed),
-            What::Died => None,
+            NoticeKind::Failing { .. } => Some(Kind::EndpointFailing),
+            NoticeKind::Disabled => Some(Kind::EndpointDisabled),
+            NoticeKind::Recovered => Some(Kind::EndpointRecovered),
+            NoticeKind::CircuitOpened => Some(Kind::CircuitOpened),
+            NoticeKind::CircuitClosed => Some(Kind::CircuitClosed),
+            NoticeKind::Died => None,
         }
     }
 }
@@ -93,10 +93,10 @@ impl Message {
     }
 
     /// `None` for what is told otherwise.
-    pub(crate) fn about(at: Timestamp, endpoint: &Endpoint, what: What) -> Option<Message> {
+    pub(crate) fn about(at: Timestamp, endpoint: &Endpoint, what: NoticeKind) -> Option<Message> {
         let kind = Kind::of(what)?;
         match what {
-            What::Failing { warning, failures, since } => {
+            NoticeKind::Failing { warning, failures, since } => {
                 let (percent, how_far) = match warning {
                     Warning::Refusing => (None, "it answers every request with a 3xx or 4xx status that is not retried"),
                     Warning::Half => (Some(50), "half of the way to being disabled"),
@@ -117,11 +117,11 @@ impl Message {
                         .with("failing_since", json!(since.to_rfc3339())),
                 )
             }
-            What::Recovered => {
+            NoticeKind::Recovered => {
                 let sentence = "works again after it had been failing".to_owned();
                 Some(Message::new(kind, at, endpoint, sentence, "Nothing has to be done."))
             }
-            What::CircuitOpened => {
+            NoticeKind::CircuitOpened => {
                 let sentence = "has failed several times in a row: its circuit is open, and deliveries wait".to_owned();
                 Some(Message::new(
                     kind,
@@ -131,11 +131,11 @@ impl Message {
                     "It is probed, and deliveries go on by themselves once it answers well.",
                 ))
             }
-            What::CircuitClosed => {
+            NoticeKind::CircuitClosed => {
                 let sentence = "has answered a probe: its circuit is closed, and deliveries go on".to_owned();
                 Some(Message::new(kind, at, endpoint, sentence, "Nothing has to be done."))
             }
-            What::Disabled | What::Died => None,
+            NoticeKind::Disabled | NoticeKind::Died => None,
         }
     }
 
@@ -255,12 +255,12 @@ mod tests {
         let tenant = TenantId::parse("acme").expect("a name");
         let id = EndpointId::from_unique(Sequence::default().next(now, 7));
         let endpoint = Endpoint::new(id, tenant.clone(), "https://x.example/\"hooks\"".to_owned(), now);
-        let failing = What::Failing { warning: Warning::NineTenths, failures: 90, since: now };
+        let failing = NoticeKind::Failing { warning: Warning::NineTenths, failures: 90, since: now };
         let messages = [
             Message::about(now, &endpoint, failing),
-            Message::about(now, &endpoint, What::Recovered),
-            Message::about(now, &endpoint, What::CircuitOpened),
-            Message::about(now, &endpoint, What::CircuitClosed),
+            Message::about(now, &endpoint, NoticeKind::Recovered),
+            Message::about(now, &endpoint, NoticeKind::CircuitOpened),
+            Message::about(now, &endpoint, NoticeKind::CircuitClosed),
             Some(Message::disabled(now, &endpoint, 7, Some(DisableReason::FailuresInARow { failures: 100 }))),
             Some(Message::overlap_ending(now, &endpoint, now)),
             Some(Message::dead_letters_growing(now, &tenant, Growing { in_the_last_hour: 12, usual_per_hour: 1 })),

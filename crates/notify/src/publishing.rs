@@ -23,7 +23,7 @@ use crate::Options;
 use crate::message::Message;
 
 /// What came of it.
-pub(crate) enum Told {
+pub(crate) enum NotifyOutcome {
     /// And these addresses want to hear of it.
     Now { emails: Vec<String> },
     /// It is kept already.
@@ -44,7 +44,7 @@ struct Preferences {
     url: Option<String>,
 }
 
-pub(crate) async fn publish(store: &dyn Store, options: &Options, message: &Message) -> Result<Told, Error> {
+pub(crate) async fn publish(store: &dyn Store, options: &Options, message: &Message) -> Result<NotifyOutcome, Error> {
     let (operators, began) = (&options.tenant, Instant::now());
     let stored = store.tenant(message.tenant.clone()).await?;
     let Extra { notifications } = stored.and_then(|stored| serde_json::from_str(&stored.extra).ok()).unwrap_or_default();
@@ -87,14 +87,14 @@ pub(crate) async fn publish(store: &dyn Store, options: &Options, message: &Mess
             if let Some(metrics) = &options.metrics {
                 metrics.publishing().created([(&event.tenant, &event.event_type, *deliveries)]);
             }
-            Told::Now { emails: notifications.emails }
+            NotifyOutcome::Now { emails: notifications.emails }
         }
         // What operators filter by is their own; a notification that their filters take too long for is in the log.
         Some(Published::TooCostly(why)) => {
             tracing::error!(%why, "a notification was not published");
-            Told::Before
+            NotifyOutcome::Before
         }
-        Some(Published::Duplicate { .. } | Published::Conflict { .. }) | None => Told::Before,
+        Some(Published::Duplicate { .. } | Published::Conflict { .. }) | None => NotifyOutcome::Before,
     })
 }
 

@@ -67,7 +67,7 @@ impl Search {
         Ok(messages)
     }
 
-    pub(crate) fn has_told(&mut self, row: u64) {
+    pub(crate) fn mark_notified(&mut self, row: u64) {
         self.told.insert(row);
         // Beyond this they are only told to the store once more, which knows them.
         while self.told.len() > TOLD_MAX {
@@ -76,7 +76,7 @@ impl Search {
     }
 
     /// Everything that was there at that time.
-    pub(crate) fn has_told_all(&mut self, until: Timestamp) {
+    pub(crate) fn mark_notified_until(&mut self, until: Timestamp) {
         self.told_until = Some(until);
     }
 }

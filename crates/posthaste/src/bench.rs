@@ -5,7 +5,6 @@
 
 mod backlog;
 mod bare_store;
-mod bed;
 mod collector;
 mod database;
 mod figures;
@@ -23,6 +22,7 @@ mod process;
 mod raw;
 mod receiver;
 mod recovery;
+mod testbed;
 mod throughput;
 mod writer;
 
@@ -34,8 +34,8 @@ use clap::{Args, Parser, Subcommand};
 use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
-use bed::Ground;
 use plot::Chart;
+use testbed::BenchEnvironment;
 
 pub(crate) use part::{BenchPart, run as run_part};
 
@@ -43,7 +43,7 @@ pub(crate) use part::{BenchPart, run as run_part};
 pub(crate) struct Bench {
     /// What to measure; throughput unless given
     #[command(subcommand)]
-    what: Option<What>,
+    what: Option<BenchCommand>,
     /// As JSON, for scripts
     #[arg(long, global = true)]
     json: bool,
@@ -51,12 +51,12 @@ pub(crate) struct Bench {
     #[arg(long, global = true, value_name = "FILE")]
     plot: Option<PathBuf>,
     #[command(flatten)]
-    place: Where,
+    place: DatabaseChoice,
 }
 
 /// Where servers keep what they are given.
 #[derive(Args, Clone, Debug)]
-struct Where {
+struct DatabaseChoice {
     /// Measure on PostgreSQL: a server where databases may be made; the bench makes some of its own, and drops them
     #[arg(long, global = true, value_name = "URL")]
     database_url: Option<String>,
@@ -66,35 +66,35 @@ struct Where {
 }
 
 #[derive(Subcommand)]
-enum What {
+enum BenchCommand {
     /// Publish events as fast as they are taken and wait for all to arrive: one endpoint, many, fan-out, batches
-    Throughput(throughput::Course),
+    Throughput(throughput::Scenario),
     /// Publish at a fixed rate and tell how long events take to be acknowledged and to arrive
-    Latency(latency::Course),
+    Latency(latency::Scenario),
     /// What the machine does without Posthaste: a forwarder that remembers nothing, the client alone, a bare writer, a bare store
-    Raw(raw::Course),
+    Raw(raw::Scenario),
     /// The same load beside deliveries that wait, and how long a restart takes then
-    Backlog(backlog::Course),
+    Backlog(backlog::Scenario),
     /// One tenant's events beside another tenant's hanging endpoints and a third one's flood
-    Noisy(noisy::Course),
+    Noisy(noisy::Scenario),
     /// Memory with events held by quiet hours, and what another tenant sees when all windows open at once
-    Held(held::Course),
+    Held(held::Scenario),
     /// An endpoint comes back after an outage, with deliveries waiting for it
-    Recovery(recovery::Course),
+    Recovery(recovery::Scenario),
 }
 
 /// To find out what a course is about which nothing was said.
 #[derive(Parser)]
 struct Unsaid {
     #[command(flatten)]
-    course: throughput::Course,
+    scenario: throughput::Scenario,
 }
 
 pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
     if let Some(path) = &bench.plot {
         plot::check_name(path)?;
     }
-    let what = bench.what.unwrap_or_else(|| What::Throughput(Unsaid::parse_from(["bench"]).course));
+    let what = bench.what.unwrap_or_else(|| BenchCommand::Throughput(Unsaid::parse_from(["bench"]).scenario));
     // On this thread alone, whose end is the end of the parts.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let report = runtime.block_on(async {
@@ -118,16 +118,16 @@ pub(crate) fn run(bench: Bench) -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn measured(what: &What, place: &Where) -> anyhow::Result<Report> {
-    let mut ground = Ground::new(place).await?;
+async fn measured(what: &BenchCommand, place: &DatabaseChoice) -> anyhow::Result<Report> {
+    let mut ground = BenchEnvironment::new(place).await?;
     match what {
-        What::Throughput(course) => throughput::run(&mut ground, course).await,
-        What::Latency(course) => latency::run(&mut ground, course).await,
-        What::Raw(course) => raw::run(&mut ground, course).await,
-        What::Backlog(course) => backlog::run(&mut ground, course).await,
-        What::Noisy(course) => noisy::run(&mut ground, course).await,
-        What::Held(course) => held::run(&mut ground, course).await,
-        What::Recovery(course) => recovery::run(&mut ground, course).await,
+        BenchCommand::Throughput(scenario) => throughput::run(&mut ground, scenario).await,
+        BenchCommand::Latency(scenario) => latency::run(&mut ground, scenario).await,
+        BenchCommand::Raw(scenario) => raw::run(&mut ground, scenario).await,
+        BenchCommand::Backlog(scenario) => backlog::run(&mut ground, scenario).await,
+        BenchCommand::Noisy(scenario) => noisy::run(&mut ground, scenario).await,
+        BenchCommand::Held(scenario) => held::run(&mut ground, scenario).await,
+        BenchCommand::Recovery(scenario) => recovery::run(&mut ground, scenario).await,
     }
 }
 

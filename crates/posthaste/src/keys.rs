@@ -19,7 +19,7 @@ pub(crate) struct DataDirectory(PathBuf);
 
 /// A key, and whether this start has made it.
 #[derive(Debug)]
-pub(crate) struct Kept<T> {
+pub(crate) struct StoredKey<T> {
     pub(crate) key: T,
     pub(crate) is_new: bool,
 }
@@ -61,20 +61,20 @@ impl DataDirectory {
         MasterKey::from_base64(&kept.key).map_err(|error| anyhow!("{} is not usable: {error}", path.display()))
     }
 
-    pub(crate) fn admin_key(&self) -> anyhow::Result<Kept<SecretText>> {
+    pub(crate) fn admin_key(&self) -> anyhow::Result<StoredKey<SecretText>> {
         let kept = self.keep(ADMIN_KEY, || format!("phk_{:032x}{:032x}", rand::random::<u128>(), rand::random::<u128>()))?;
         if kept.key.len() < 20 {
             bail!("{} is not usable: an admin key has at least 20 characters", self.0.join(ADMIN_KEY).display());
         }
-        Ok(Kept { key: SecretText(kept.key), is_new: kept.is_new })
+        Ok(StoredKey { key: SecretText(kept.key), is_new: kept.is_new })
     }
 
     /// What is in this file, or else what is made now and is in it from now on, also after a power cut. Of two processes
     /// that start together one makes it, and the other reads that.
-    fn keep(&self, name: &str, new_key: impl FnOnce() -> String) -> anyhow::Result<Kept<String>> {
+    fn keep(&self, name: &str, new_key: impl FnOnce() -> String) -> anyhow::Result<StoredKey<String>> {
         let path = self.0.join(name);
         if let Some(key) = read(&path)? {
-            return Ok(Kept { key, is_new: false });
+            return Ok(StoredKey { key, is_new: false });
         }
         let key = new_key();
         let beside = self.0.join(format!(".{name}.{:016x}", rand::random::<u64>()));
@@ -84,7 +84,7 @@ impl DataDirectory {
             Ok(()) => {}
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                 let key = read(&path)?.context("it was there a moment ago")?;
-                return Ok(Kept { key, is_new: false });
+                return Ok(StoredKey { key, is_new: false });
             }
             Err(error) => bail!(
                 "the data directory {} cannot be written to: {error}; check its owner and permissions, or name another with \
@@ -93,7 +93,7 @@ impl DataDirectory {
             ),
         }
         File::open(&self.0).and_then(|directory| directory.sync_all()).with_context(|| self.0.display().to_string())?;
-        Ok(Kept { key, is_new: true })
+        Ok(StoredKey { key, is_new: true })
     }
 }
 

@@ -7,7 +7,7 @@ use anyhow::bail;
 use clap::{Args, Subcommand};
 use posthaste_core::time::Timestamp;
 use posthaste_relay::outbox::COUNTED_MAX;
-use posthaste_relay::{FailedRow, Installed, Status, Trouble, install, status, uninstall};
+use posthaste_relay::{FailedRow, Installed, OutboxError, Status, install, status, uninstall};
 use serde_json::json;
 
 use crate::client::escaped;
@@ -22,11 +22,11 @@ pub(crate) struct OutboxCommand {
 #[derive(Subcommand)]
 enum Action {
     /// Make the table `posthaste_outbox` and the function `posthaste_publish`. May be run again
-    Install(Where),
+    Install(OutboxLocation),
     /// Remove both. Refuses while rows wait
     Uninstall {
         #[command(flatten)]
-        place: Where,
+        place: OutboxLocation,
         /// Also if rows wait in it, which are lost
         #[arg(long)]
         force: bool,
@@ -34,7 +34,7 @@ enum Action {
     /// What waits, for how long, and what was refused and why
     Status {
         #[command(flatten)]
-        place: Where,
+        place: OutboxLocation,
         /// For scripts
         #[arg(long)]
         json: bool,
@@ -43,7 +43,7 @@ enum Action {
 
 // No `Debug`: a URL holds a password.
 #[derive(Args)]
-struct Where {
+struct OutboxLocation {
     #[arg(
         long,
         value_name = "URL",
@@ -53,7 +53,7 @@ struct Where {
     database_url: Option<String>,
 }
 
-impl Where {
+impl OutboxLocation {
     fn url(&self) -> anyhow::Result<String> {
         if let Some(url) = self.database_url.as_ref().filter(|url| !url.is_empty()) {
             if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
@@ -93,7 +93,7 @@ pub(crate) async fn run(command: &OutboxCommand) -> anyhow::Result<()> {
 }
 
 /// Some of the words are the database's: a terminal must not obey them.
-fn plainly(trouble: &Trouble) -> anyhow::Error {
+fn plainly(trouble: &OutboxError) -> anyhow::Error {
     anyhow::anyhow!("{}", escaped(&trouble.to_string()))
 }
 

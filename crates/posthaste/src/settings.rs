@@ -31,7 +31,7 @@ use rule::{
     type_patterns, web_address, window,
 };
 pub(crate) use source::{Flags, Mistakes};
-use source::{Given, Together};
+use source::{RawValue, Together};
 
 const MIB: usize = 1024 * 1024;
 const GIB: usize = 1024 * MIB;
@@ -50,7 +50,7 @@ macro_rules! settings {
         }
 
         /// A value that cannot be read is a mistake, and its default takes its place so that the rest can be looked at.
-        fn read(given: &mut Given, mistakes: &mut Mistakes) -> Settings {
+        fn read(given: &mut RawValue, mistakes: &mut Mistakes) -> Settings {
             Settings { $($($name: given.read(stringify!($name), &$rule, $default, mistakes),)*)* }
         }
     };
@@ -216,18 +216,18 @@ const TIMEOUT_MODES: [(&str, TimeoutMode); 2] = [("adaptive", TimeoutMode::Adapt
 impl Settings {
     /// From the process's own environment.
     pub(crate) fn load(flags: &Flags) -> Result<Settings, Mistakes> {
-        let (settings, mistakes) = understood(Given::gather(flags, std::env::vars_os()));
+        let (settings, mistakes) = understood(RawValue::gather(flags, std::env::vars_os()));
         if mistakes.is_empty() { Ok(settings) } else { Err(mistakes) }
     }
 
     /// The same, whatever is wrong with it: what cannot be read is taken at its default.
     pub(crate) fn load_what_can_be(flags: &Flags) -> (Settings, Mistakes) {
-        understood(Given::gather(flags, std::env::vars_os()))
+        understood(RawValue::gather(flags, std::env::vars_os()))
     }
 
     /// As if nobody had said anything. For programs inside this one.
     pub(crate) fn unsaid() -> Settings {
-        understood(Given::gather(&Flags::default(), [])).0
+        understood(RawValue::gather(&Flags::default(), [])).0
     }
 
     pub(crate) fn has_role(&self, role: Role) -> bool {
@@ -435,11 +435,11 @@ pub(crate) fn of_client(flags: &Flags) -> ClientSettings {
 
 /// What was understood, as a file that would say the same. Secrets are not shown.
 pub(crate) fn printed(flags: &Flags) -> String {
-    let (given, _) = Given::gather(flags, std::env::vars_os());
+    let (given, _) = RawValue::gather(flags, std::env::vars_os());
     shown(&given)
 }
 
-fn shown(given: &Given) -> String {
+fn shown(given: &RawValue) -> String {
     let mut page = String::new();
     let mut section = "";
     for setting in table() {
@@ -511,7 +511,7 @@ impl Setting {
     }
 }
 
-fn understood((mut given, mut mistakes): (Given, Mistakes)) -> (Settings, Mistakes) {
+fn understood((mut given, mut mistakes): (RawValue, Mistakes)) -> (Settings, Mistakes) {
     let settings = read(&mut given, &mut mistakes);
     for together in settings.check() {
         given.blame(together, &mut mistakes);
@@ -533,7 +533,7 @@ mod tests {
             flags.set_config(&path);
         }
         let variables = variables.iter().map(|(name, value)| ((*name).into(), (*value).into()));
-        let (settings, mistakes) = understood(Given::gather(&flags, variables.collect::<Vec<_>>()));
+        let (settings, mistakes) = understood(RawValue::gather(&flags, variables.collect::<Vec<_>>()));
         let _ = std::fs::remove_file(&path);
         if mistakes.is_empty() {
             Ok(settings)
@@ -717,7 +717,7 @@ mod tests {
         let variables =
             vec![("POSTHASTE_MASTER_KEY".into(), key.into()), ("POSTHASTE_ALLOW_NETWORKS".into(), "::1/128,10.0.0.0/8".into())];
         let flags = source::test_flags(&["--admin-key", "canary-canary-canary-canary", "--retry-factor", "1.5"]);
-        let (given, mistakes) = Given::gather(&flags, variables);
+        let (given, mistakes) = RawValue::gather(&flags, variables);
         assert!(mistakes.is_empty(), "{mistakes}");
         let page = shown(&given);
         assert!(!page.contains("canary") && !page.contains(key), "{page}");
@@ -739,7 +739,7 @@ mod tests {
             "--trace-sample-ratio",
             "0.5",
         ]);
-        let (given, mistakes) = Given::gather(&flags, vec![]);
+        let (given, mistakes) = RawValue::gather(&flags, vec![]);
         assert!(mistakes.is_empty(), "{mistakes}");
         let page = shown(&given);
         assert!(!page.contains("canary") && page.contains("otlp_headers = \"(set)\""), "{page}");

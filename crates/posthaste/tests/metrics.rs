@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use posthaste_checker::caller::Caller;
-use posthaste_checker::receiver::Mood;
+use posthaste_checker::receiver::Behaviour;
 use posthaste_checker::world::World;
 use serde_json::{Value, json};
 
@@ -229,7 +229,7 @@ async fn a_backlog_that_does_not_fit_into_memory_is_counted_all_the_same() {
     let mut world = world(8).await;
     world.start(&[]).await.unwrap();
     let mut caller = world.caller();
-    let url = world.receiver.url(world.receiver.add(Mood::Healthy));
+    let url = world.receiver.url(world.receiver.add(Behaviour::Healthy));
     let endpoint = post(&mut caller, "/v1/endpoints", json!({"tenant": "t0", "url": url}), 201).await;
     let endpoint = endpoint["id"].as_str().unwrap().to_owned();
     post(&mut caller, &format!("/v1/endpoints/{endpoint}/pause"), json!({}), 200).await;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use posthaste_checker::caller::Caller;
-use posthaste_checker::receiver::Mood;
+use posthaste_checker::receiver::Behaviour;
 use posthaste_checker::world::World;
 use posthaste_testpg::Server;
 use serde_json::{Value, json};
@@ -189,7 +189,7 @@ async fn an_outbox_in_our_own_database_needs_no_setting_and_its_rows_arrive_at_r
     world.program.set("--master-key", MASTER_KEY);
     world.start(&[]).await.unwrap();
     let mut caller = world.caller();
-    let receiver = world.receiver.url(world.receiver.add(Mood::Healthy));
+    let receiver = world.receiver.url(world.receiver.add(Behaviour::Healthy));
     let made = caller.post("/v1/endpoints", &json!({"tenant": "acme", "url": receiver})).await.unwrap();
     assert_eq!(made.status, 201);
     let id = postgres.psql_at(&url, "SELECT posthaste_publish('order.made', '{\"number\":  7}', 'acme')").unwrap();

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use posthaste_checker::receiver::Mood;
+use posthaste_checker::receiver::Behaviour;
 use posthaste_checker::server::signal_group;
 use posthaste_checker::verdict::{Verdict, judge};
 use posthaste_checker::world::World;
@@ -171,7 +171,7 @@ async fn i1_a_stop_under_load_loses_and_repeats_nothing() {
     let mut world = world(1).await;
     world.start(&[]).await.unwrap();
     world.furnish_plainly().await.unwrap();
-    world.make_endpoint(0, Mood::Slow, None).await.unwrap();
+    world.make_endpoint(0, Behaviour::Slow, None).await.unwrap();
     let publishing = world.publish(200);
     for _ in 0..3 {
         let before = world.desk.count();

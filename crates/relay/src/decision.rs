@@ -96,8 +96,8 @@ pub fn after_failure(error: &Error, failures: u32, rows: usize) -> AfterFailure 
     match error {
         Error::Overloaded { retry_after } => AfterFailure::Wait((*retry_after).min(Duration::from_secs(5))),
         // Once may be anything. Twice, and something may be wrong with a row.
-        Error::Unavailable(_) | Error::Unknown | Error::Corrupt { .. } if failures >= 2 && rows > 1 => AfterFailure::OneByOne,
-        Error::Unavailable(_) | Error::Unknown | Error::Corrupt { .. } | Error::Unusable(_) | Error::TooNew => {
+        Error::Unavailable(_) | Error::CommitInDoubt | Error::Corrupt { .. } if failures >= 2 && rows > 1 => AfterFailure::OneByOne,
+        Error::Unavailable(_) | Error::CommitInDoubt | Error::Corrupt { .. } | Error::Unusable(_) | Error::TooNew => {
             AfterFailure::Wait(pause)
         }
     }
@@ -107,7 +107,7 @@ pub fn after_failure(error: &Error, failures: u32, rows: usize) -> AfterFailure 
 pub fn is_at_fault(error: &Error, others_taken: usize) -> bool {
     match error {
         Error::Unavailable(_) | Error::Corrupt { .. } => others_taken > 0,
-        Error::Unknown | Error::Overloaded { .. } | Error::Unusable(_) | Error::TooNew => false,
+        Error::CommitInDoubt | Error::Overloaded { .. } | Error::Unusable(_) | Error::TooNew => false,
     }
 }
 
@@ -143,7 +143,7 @@ mod tests {
         assert_eq!(after_failure(&Error::TooNew, 3, 200), AfterFailure::Wait(Duration::from_millis(400)));
         assert!(!is_at_fault(&unavailable(), 0) && is_at_fault(&unavailable(), 1));
         assert!(is_at_fault(&Error::Corrupt { what: "endpoint" }, 1));
-        assert!(!is_at_fault(&Error::Unknown, 5) && !is_at_fault(&overloaded, 5));
+        assert!(!is_at_fault(&Error::CommitInDoubt, 5) && !is_at_fault(&overloaded, 5));
     }
 
     fn kept(event_type: &str, data: Option<&str>) -> EventRow {
@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(
             Verdict::of(&Published::Conflict {
                 event: posthaste_core::id::EventId::parse("first").unwrap(),
-                by: posthaste_store::KnownBy::Id
+                by: posthaste_store::DuplicateBy::Id
             }),
             Verdict::Contested
         );

@@ -15,5 +15,5 @@ pub mod decision;
 pub mod outbox;
 pub mod relay;
 
-pub use outbox::{FailedRow, Installed, Status, Trouble, Waiting, check_url, install, status, uninstall};
+pub use outbox::{FailedRow, Installed, OutboxBacklog, OutboxError, Status, check_url, install, status, uninstall};
 pub use relay::{Options, run};

@@ -42,7 +42,7 @@ pub const FAILED_SHOWN_MAX: i64 = 20;
 
 /// Why nothing can be done in the application's database, in words for whoever runs it.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Trouble {
+pub enum OutboxError {
     #[error("the outbox's database cannot be reached: {0}")]
     Unreachable(String),
     #[error("{0}")]
@@ -64,39 +64,39 @@ pub enum Trouble {
     Other(String),
 }
 
-impl Trouble {
+impl OutboxError {
     /// Whether there is an outbox that it is about, where nobody has said that there is one. `was_there`: it was seen before.
     pub fn is_of_an_outbox(&self, was_there: bool) -> bool {
         match self {
-            Trouble::NotAllowed(_) | Trouble::TooNew { .. } | Trouble::StillUsed(_) => true,
+            OutboxError::NotAllowed(_) | OutboxError::TooNew { .. } | OutboxError::StillUsed(_) => true,
             // It was removed, or is another's.
-            Trouble::NotInstalled | Trouble::NotOurs { .. } => false,
-            Trouble::Unreachable(_) | Trouble::BadUrl(_) | Trouble::Other(_) => was_there,
+            OutboxError::NotInstalled | OutboxError::NotOurs { .. } => false,
+            OutboxError::Unreachable(_) | OutboxError::BadUrl(_) | OutboxError::Other(_) => was_there,
         }
     }
 }
 
-impl From<tokio_postgres::Error> for Trouble {
-    fn from(error: tokio_postgres::Error) -> Trouble {
+impl From<tokio_postgres::Error> for OutboxError {
+    fn from(error: tokio_postgres::Error) -> OutboxError {
         let sentence = postgres_sentence(&error);
         match error.code() {
-            None if is_lost(&error) => Trouble::Unreachable(sentence),
-            Some(&SqlState::UNDEFINED_TABLE) => Trouble::NotInstalled,
-            Some(&SqlState::INSUFFICIENT_PRIVILEGE) => Trouble::NotAllowed(format!(
+            None if is_lost(&error) => OutboxError::Unreachable(sentence),
+            Some(&SqlState::UNDEFINED_TABLE) => OutboxError::NotInstalled,
+            Some(&SqlState::INSUFFICIENT_PRIVILEGE) => OutboxError::NotAllowed(format!(
                 "the role may not do that in the outbox's database: {sentence}; a relay needs GRANT SELECT, UPDATE, DELETE ON posthaste_outbox \
                  and USAGE on its schema, and whoever installs it has to be allowed to create tables there"
             )),
-            Some(code) if code.code().starts_with("28") || *code == SqlState::INVALID_CATALOG_NAME => Trouble::NotAllowed(format!(
-                "the outbox's database refuses the connection: {sentence}; check the URL that was given"
+            Some(code) if code.code().starts_with("28") || *code == SqlState::INVALID_CATALOG_NAME => OutboxError::NotAllowed(
+                format!("the outbox's database refuses the connection: {sentence}; check the URL that was given"),
+            ),
+            Some(&SqlState::LOCK_NOT_AVAILABLE) => OutboxError::Other(format!(
+                "{sentence}; others use the table at this moment, so that nothing was changed: try again"
             )),
-            Some(&SqlState::LOCK_NOT_AVAILABLE) => {
-                Trouble::Other(format!("{sentence}; others use the table at this moment, so that nothing was changed: try again"))
-            }
             // It goes down or comes up, or has no room for another session.
             Some(code) if code.code().starts_with("57P") || code.code().starts_with("53") || code.code().starts_with("08") => {
-                Trouble::Unreachable(sentence)
+                OutboxError::Unreachable(sentence)
             }
-            None | Some(_) => Trouble::Other(sentence),
+            None | Some(_) => OutboxError::Other(sentence),
         }
     }
 }
@@ -157,7 +157,7 @@ pub struct Bounds {
 
 /// What was claimed, and whether there is more.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Claimed {
+pub struct ClaimedRows {
     pub rows: Vec<OutboxRow>,
     pub is_cut: bool,
 }
@@ -172,7 +172,7 @@ pub struct Refusal {
 
 /// What waits, as a relay and `status` see it.
 #[derive(Clone, Copy, PartialEq, Debug, Default)]
-pub struct Waiting {
+pub struct OutboxBacklog {
     /// All rows that are there, up to [`COUNTED_MAX`].
     pub rows: u64,
     /// Those of them that were refused, up to as many.
@@ -186,7 +186,7 @@ pub struct Waiting {
 pub struct Status {
     pub schema: String,
     pub version: u32,
-    pub waiting: Waiting,
+    pub waiting: OutboxBacklog,
     pub oldest_created_at: Option<Timestamp>,
     /// The latest of them, at most [`FAILED_SHOWN_MAX`].
     pub failed: Vec<FailedRow>,
@@ -204,7 +204,7 @@ pub struct FailedRow {
 }
 
 /// Where a table of that name is, and what it says of itself.
-struct Found {
+struct FoundTable {
     /// Quoted.
     schema: String,
     version: Option<u32>,
@@ -239,7 +239,7 @@ impl Drop for Outbox {
 
 impl Outbox {
     /// A session in which nothing was looked at yet.
-    pub async fn connect(url: &str) -> Result<Outbox, Trouble> {
+    pub async fn connect(url: &str) -> Result<Outbox, OutboxError> {
         let mut config = read_url(url)?;
         config.options(format!("{} {SETTINGS}", config.get_options().unwrap_or_default()));
         let connected = timeout(CONNECT_MAX, config.connect(NoTls)).await;
@@ -261,7 +261,7 @@ impl Outbox {
     }
 
     /// Connects to an outbox that this version can use, and listens for news.
-    pub async fn open(url: &str) -> Result<Outbox, Trouble> {
+    pub async fn open(url: &str) -> Result<Outbox, OutboxError> {
         let mut outbox = Outbox::connect(url).await?;
         outbox.usable().await?;
         answered(outbox.client.batch_execute("LISTEN posthaste_outbox")).await?;
@@ -289,7 +289,7 @@ impl Outbox {
     }
 
     /// Begins a transaction and locks rows that are due, in their order: those with an ordering key only if no other relay is at it.
-    pub async fn claim(&self, bounds: Bounds) -> Result<Claimed, Trouble> {
+    pub async fn claim(&self, bounds: Bounds) -> Result<ClaimedRows, OutboxError> {
         let (client, statements) = (&self.client, self.statements());
         let turn = async {
             client.batch_execute("BEGIN").await?;
@@ -311,15 +311,15 @@ impl Outbox {
             || ids.len() < found.len()
             || refused_before >= REFUSED_AT_ONCE_MAX;
         if ids.is_empty() {
-            return Ok(Claimed { rows: vec![], is_cut });
+            return Ok(ClaimedRows { rows: vec![], is_cut });
         }
         // Locked by now, so that what is read is what will be deleted.
         let rows = answered(client.query(&statements.read, &[&ids, &bounds.payload_bytes_max])).await?;
-        Ok(Claimed { rows: rows.iter().map(outbox_row).collect::<Result<_, _>>()?, is_cut })
+        Ok(ClaimedRows { rows: rows.iter().map(outbox_row).collect::<Result<_, _>>()?, is_cut })
     }
 
     /// Removes what was moved, notes what was refused, and commits.
-    pub async fn settle(&self, moved: &[String], refused: &[Refusal]) -> Result<(), Trouble> {
+    pub async fn settle(&self, moved: &[String], refused: &[Refusal]) -> Result<(), OutboxError> {
         let (client, statements) = (&self.client, self.statements());
         if !moved.is_empty() {
             answered(client.execute(&statements.delete, &[&moved])).await?;
@@ -334,38 +334,38 @@ impl Outbox {
     }
 
     /// Lets go of what was claimed.
-    pub async fn leave(&self) -> Result<(), Trouble> {
+    pub async fn leave(&self) -> Result<(), OutboxError> {
         answered(self.client.batch_execute("ROLLBACK")).await
     }
 
-    pub async fn waiting(&self) -> Result<Waiting, Trouble> {
+    pub async fn waiting(&self) -> Result<OutboxBacklog, OutboxError> {
         waiting_of(&answered(self.client.query_one(&self.statements().measure, &[&COUNTED_MAX])).await?)
     }
 
-    async fn find(&self) -> Result<Option<Found>, Trouble> {
+    async fn find(&self) -> Result<Option<FoundTable>, OutboxError> {
         let Some(row) = answered(self.client.query_opt(FIND, &[])).await? else { return Ok(None) };
         let comment: Option<String> = row.try_get("comment")?;
         let version = comment.as_deref().and_then(|comment| comment.strip_prefix(COMMENT));
         let digits = version.map(|rest| rest.split(|character: char| !character.is_ascii_digit()).next().unwrap_or_default());
-        Ok(Some(Found { schema: row.try_get("schema")?, version: digits.and_then(|digits| digits.parse().ok()) }))
+        Ok(Some(FoundTable { schema: row.try_get("schema")?, version: digits.and_then(|digits| digits.parse().ok()) }))
     }
 
-    async fn usable(&self) -> Result<Found, Trouble> {
+    async fn usable(&self) -> Result<FoundTable, OutboxError> {
         match self.find().await? {
-            None => Err(Trouble::NotInstalled),
-            Some(Found { schema, version: None }) => Err(Trouble::NotOurs { schema }),
-            Some(Found { version: Some(version), .. }) if version > VERSION => Err(Trouble::TooNew { version }),
+            None => Err(OutboxError::NotInstalled),
+            Some(FoundTable { schema, version: None }) => Err(OutboxError::NotOurs { schema }),
+            Some(FoundTable { version: Some(version), .. }) if version > VERSION => Err(OutboxError::TooNew { version }),
             Some(found) => Ok(found),
         }
     }
 }
 
-fn read_url(url: &str) -> Result<Config, Trouble> {
-    read_postgres_url(url).map_err(|error| Trouble::BadUrl(error.to_string()))
+fn read_url(url: &str) -> Result<Config, OutboxError> {
+    read_postgres_url(url).map_err(|error| OutboxError::BadUrl(error.to_string()))
 }
 
 /// Whether a URL is one that can be used at all, before anybody is asked.
-pub fn check_url(url: &str) -> Result<(), Trouble> {
+pub fn check_url(url: &str) -> Result<(), OutboxError> {
     read_url(url).map(drop)
 }
 
@@ -377,7 +377,7 @@ pub enum Installed {
 }
 
 /// Makes table, function and trigger, all or nothing. May be run again, and from several places at once.
-pub async fn install(url: &str) -> Result<Installed, Trouble> {
+pub async fn install(url: &str) -> Result<Installed, OutboxError> {
     let outbox = Outbox::connect(url).await?;
     answered(outbox.client.batch_execute(&format!("BEGIN; SET LOCAL lock_timeout = '5s'; {ONE_AT_A_TIME}"))).await?;
     let is_new = outbox.find().await?.is_none();
@@ -397,28 +397,28 @@ pub async fn install(url: &str) -> Result<Installed, Trouble> {
 }
 
 /// The first of the search path that is there, quoted, if tables may be made in it.
-async fn schema_to_install_in(outbox: &Outbox) -> Result<String, Trouble> {
+async fn schema_to_install_in(outbox: &Outbox) -> Result<String, OutboxError> {
     let row = answered(outbox.client.query_one(SELECT_SCHEMA, &[])).await?;
     let (role, may_create): (String, bool) = (row.try_get("role")?, row.try_get("may_create")?);
     match row.try_get::<_, Option<String>>("schema")? {
         Some(schema) if may_create => Ok(schema),
-        Some(schema) => Err(Trouble::NotAllowed(format!(
+        Some(schema) => Err(OutboxError::NotAllowed(format!(
             "the role {role} may not create tables in the schema {schema}: run this as its owner, or let it: GRANT CREATE ON SCHEMA \
              {schema} TO {role}"
         ))),
-        None => Err(Trouble::NotAllowed(
+        None => Err(OutboxError::NotAllowed(
             "no schema of the search_path is there; make one, or name another with ?options=-c%20search_path%3D…".to_owned(),
         )),
     }
 }
 
 /// Only who has made them may make them anew, and whoever installs a second time may be somebody else.
-async fn has_functions(outbox: &Outbox, schema: &str) -> Result<bool, Trouble> {
+async fn has_functions(outbox: &Outbox, schema: &str) -> Result<bool, OutboxError> {
     Ok(answered(outbox.client.query_one(HAS_FUNCTIONS, &[&schema])).await?.try_get(0)?)
 }
 
 /// Removes all that `install` has made. Refuses while rows wait, unless it is told that they may be lost. Answers how many were.
-pub async fn uninstall(url: &str, is_forced: bool) -> Result<u64, Trouble> {
+pub async fn uninstall(url: &str, is_forced: bool) -> Result<u64, OutboxError> {
     let outbox = Outbox::connect(url).await?;
     answered(outbox.client.batch_execute(&format!("BEGIN; SET LOCAL lock_timeout = '5s'; {ONE_AT_A_TIME}"))).await?;
     let schema = outbox.usable().await?.schema;
@@ -427,7 +427,7 @@ pub async fn uninstall(url: &str, is_forced: bool) -> Result<u64, Trouble> {
     let sql = format!("SELECT count(*) FROM {schema}.posthaste_outbox");
     let rows: i64 = answered(outbox.client.query_one(&sql, &[])).await?.try_get(0)?;
     if rows > 0 && !is_forced {
-        return Err(Trouble::StillUsed(format!(
+        return Err(OutboxError::StillUsed(format!(
             "{rows} rows wait in the outbox and would be lost: let a server relay them first (posthaste serve --outbox …), or say --force"
         )));
     }
@@ -441,9 +441,9 @@ pub async fn uninstall(url: &str, is_forced: bool) -> Result<u64, Trouble> {
     Ok(u64::try_from(rows).unwrap_or(0))
 }
 
-pub async fn status(url: &str) -> Result<Status, Trouble> {
+pub async fn status(url: &str) -> Result<Status, OutboxError> {
     let outbox = Outbox::connect(url).await?;
-    let Found { schema, version } = outbox.usable().await?;
+    let FoundTable { schema, version } = outbox.usable().await?;
     let waiting = waiting_of(&answered(outbox.client.query_one(&measure(), &[&COUNTED_MAX])).await?)?;
     let oldest = answered(outbox.client.query_one(&oldest(), &[])).await?.try_get::<_, Option<i64>>(0)?;
     let failed = answered(outbox.client.query(&failed(), &[&FAILED_SHOWN_MAX])).await?;
@@ -467,17 +467,17 @@ pub async fn status(url: &str) -> Result<Status, Trouble> {
     })
 }
 
-fn waiting_of(row: &Row) -> Result<Waiting, Trouble> {
-    let count = |name| Ok::<_, Trouble>(u64::try_from(row.try_get::<_, i64>(name)?).unwrap_or(0));
+fn waiting_of(row: &Row) -> Result<OutboxBacklog, OutboxError> {
+    let count = |name| Ok::<_, OutboxError>(u64::try_from(row.try_get::<_, i64>(name)?).unwrap_or(0));
     let lag = row.try_get::<_, Option<f64>>("lag")?;
-    Ok(Waiting {
+    Ok(OutboxBacklog {
         rows: count("waiting")?,
         failed: count("failed")?,
         lag: lag.and_then(|seconds| Duration::try_from_secs_f64(seconds.max(0.0)).ok()),
     })
 }
 
-fn outbox_row(row: &Row) -> Result<OutboxRow, Trouble> {
+fn outbox_row(row: &Row) -> Result<OutboxRow, OutboxError> {
     let mut unreadable = None;
     let mut text = |name: &'static str| match row.try_get::<_, Option<String>>(name) {
         Ok(text) => text,
@@ -487,7 +487,7 @@ fn outbox_row(row: &Row) -> Result<OutboxRow, Trouble> {
             None
         }
     };
-    let time = |name: &'static str| Ok::<_, Trouble>(row.try_get::<_, Option<i64>>(name)?.map(Timestamp::from_millis));
+    let time = |name: &'static str| Ok::<_, OutboxError>(row.try_get::<_, Option<i64>>(name)?.map(Timestamp::from_millis));
     let (tenant, event_type, version) = (text("tenant"), text("type").unwrap_or_default(), text("version"));
     let (data, idempotency_key, ordering_key) = (text("data"), text("idempotency_key"), text("ordering_key"));
     Ok(OutboxRow {
@@ -507,11 +507,11 @@ fn outbox_row(row: &Row) -> Result<OutboxRow, Trouble> {
     })
 }
 
-fn silent() -> Trouble {
-    Trouble::Unreachable("it does not answer".to_owned())
+fn silent() -> OutboxError {
+    OutboxError::Unreachable("it does not answer".to_owned())
 }
 
-async fn answered<T>(asked: impl Future<Output = Result<T, tokio_postgres::Error>>) -> Result<T, Trouble> {
+async fn answered<T>(asked: impl Future<Output = Result<T, tokio_postgres::Error>>) -> Result<T, OutboxError> {
     Ok(timeout(ANSWER_MAX, asked).await.map_err(|_| silent())??)
 }
 

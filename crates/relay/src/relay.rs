@@ -17,14 +17,14 @@ use posthaste_core::text::{IdempotencyKey, OrderingKey};
 use posthaste_metrics::Metrics;
 use posthaste_store::catalogue::Catalogue;
 use posthaste_store::{
-    DEFAULT_TENANT, Draft, Error, NewEvent, Published, Refused, SecretText, Store, check_not_reserved, check_tenant,
+    DEFAULT_TENANT, Draft, Error, InvalidEvent, NewEvent, Published, SecretText, Store, check_not_reserved, check_tenant,
 };
 use posthaste_traces::{Publish, PublishedAs, Traces};
 use tokio::sync::{Notify, watch};
 use tokio::time::timeout;
 
 use crate::decision::{AfterFailure, Verdict, after_failure, backoff, is_at_fault, shortened};
-use crate::outbox::{Bounds, Outbox, OutboxRow, Refusal, Trouble};
+use crate::outbox::{Bounds, Outbox, OutboxError, OutboxRow, Refusal};
 
 /// As many as the API commits together: enough to share the cost of a flush, few enough that others get their turn.
 const ROWS_MAX: i64 = 256;
@@ -142,7 +142,7 @@ struct Relay {
     /// Under the configuration's number that it was read at.
     catalogue: Option<(u64, Arc<Catalogue>)>,
     /// What is wrong, so that it is said once.
-    trouble: Option<Trouble>,
+    trouble: Option<OutboxError>,
     pause: Duration,
     /// How often in a row the store has not taken a group.
     failures: u32,
@@ -173,7 +173,7 @@ impl Relay {
         };
         match self.round(&outbox).await {
             Ok(round) => {
-                self.is_well();
+                self.mark_healthy();
                 let woken = outbox.woken();
                 self.outbox = Some(outbox);
                 match round {
@@ -187,7 +187,7 @@ impl Relay {
         }
     }
 
-    fn is_well(&mut self) {
+    fn mark_healthy(&mut self) {
         if let Some(metrics) = &self.options.metrics {
             metrics.outbox().set_there(true);
             metrics.outbox().set_up(true);
@@ -200,7 +200,7 @@ impl Relay {
     }
 
     /// Says it once, and how long to wait.
-    fn troubled(&mut self, trouble: Trouble) -> Next {
+    fn troubled(&mut self, trouble: OutboxError) -> Next {
         self.measured = None;
         let is_expected = self.options.is_certain || trouble.is_of_an_outbox(self.was_there);
         if !is_expected {
@@ -219,23 +219,23 @@ impl Relay {
             tracing::warn!(%trouble, "the outbox is not relayed; nothing in it is lost, and it is looked for again and again");
         }
         let pause = match &trouble {
-            Trouble::Unreachable(_) | Trouble::Other(_) => {
+            OutboxError::Unreachable(_) | OutboxError::Other(_) => {
                 let pause = self.pause;
                 self.pause = (pause * 2).min(PAUSE_MAX);
                 pause
             }
-            Trouble::BadUrl(_)
-            | Trouble::NotInstalled
-            | Trouble::NotOurs { .. }
-            | Trouble::TooNew { .. }
-            | Trouble::NotAllowed(_)
-            | Trouble::StillUsed(_) => LOOKED_FOR_EVERY,
+            OutboxError::BadUrl(_)
+            | OutboxError::NotInstalled
+            | OutboxError::NotOurs { .. }
+            | OutboxError::TooNew { .. }
+            | OutboxError::NotAllowed(_)
+            | OutboxError::StillUsed(_) => LOOKED_FOR_EVERY,
         };
         self.trouble = Some(trouble);
         Next::After(pause)
     }
 
-    async fn round(&mut self, outbox: &Outbox) -> Result<Round, Trouble> {
+    async fn round(&mut self, outbox: &Outbox) -> Result<Round, OutboxError> {
         self.measure(outbox).await?;
         let payload_bytes_max = i64::try_from(self.options.payload_bytes_max).unwrap_or(i64::MAX);
         let claimed = outbox.claim(Bounds { rows_max: ROWS_MAX, bytes_max: BYTES_MAX, payload_bytes_max }).await?;
@@ -251,7 +251,7 @@ impl Relay {
                 }
                 verdicts
             }
-            Err(NotNow { error, pause }) => {
+            Err(StoreBusy { error, pause }) => {
                 // Said once, until it is over.
                 if self.failures == 1 {
                     tracing::warn!(%error, "the store takes nothing from the outbox now; its rows wait, and it is asked again and again");
@@ -285,7 +285,7 @@ impl Relay {
         Ok(Round::Moved { is_cut: claimed.is_cut || later > 0 })
     }
 
-    async fn measure(&mut self, outbox: &Outbox) -> Result<(), Trouble> {
+    async fn measure(&mut self, outbox: &Outbox) -> Result<(), OutboxError> {
         let Some(metrics) = &self.options.metrics else { return Ok(()) };
         if self.measured.is_some_and(|(at, pause)| at.elapsed() < pause) {
             return Ok(());
@@ -298,7 +298,7 @@ impl Relay {
     }
 
     /// What becomes of each row, in their order.
-    async fn publish(&mut self, rows: &[OutboxRow]) -> Result<Vec<Verdict>, NotNow> {
+    async fn publish(&mut self, rows: &[OutboxRow]) -> Result<Vec<Verdict>, StoreBusy> {
         let began = Instant::now();
         let catalogue = self.catalogue().await.map_err(|error| self.not_now(error))?;
         let mut drafts = Vec::with_capacity(rows.len());
@@ -323,19 +323,19 @@ impl Relay {
     }
 
     /// Gives a group to the store; if it does not take that, each by itself, so that one bad row keeps back nobody.
-    async fn take(&mut self, events: Vec<NewEvent>) -> Result<Vec<Verdict>, NotNow> {
+    async fn take(&mut self, events: Vec<NewEvent>) -> Result<Vec<Verdict>, StoreBusy> {
         let error = match self.store.publish(events.clone()).await {
             Ok(published) => return Ok(published.iter().map(Verdict::of).collect()),
             Err(error) => error,
         };
         self.failures = self.failures.saturating_add(1);
         match after_failure(&error, self.failures, events.len()) {
-            AfterFailure::Wait(pause) => Err(NotNow { error, pause }),
+            AfterFailure::Wait(pause) => Err(StoreBusy { error, pause }),
             AfterFailure::OneByOne => self.take_one_by_one(events).await,
         }
     }
 
-    async fn take_one_by_one(&mut self, events: Vec<NewEvent>) -> Result<Vec<Verdict>, NotNow> {
+    async fn take_one_by_one(&mut self, events: Vec<NewEvent>) -> Result<Vec<Verdict>, StoreBusy> {
         let (began, mut taken) = (Instant::now(), 0);
         let mut held: HashSet<OrderingKey> = HashSet::new();
         let mut answers: Vec<Result<Published, Option<Error>>> = Vec::with_capacity(events.len());
@@ -360,7 +360,7 @@ impl Relay {
             }
         }
         if taken == 0 {
-            let error = answers.into_iter().find_map(|answer| answer.err().flatten()).unwrap_or(Error::Unknown);
+            let error = answers.into_iter().find_map(|answer| answer.err().flatten()).unwrap_or(Error::CommitInDoubt);
             return Err(self.not_now(error));
         }
         let verdict = |answer: Result<Published, Option<Error>>| match answer {
@@ -371,13 +371,13 @@ impl Relay {
         Ok(answers.into_iter().map(verdict).collect())
     }
 
-    fn not_now(&mut self, error: Error) -> NotNow {
+    fn not_now(&mut self, error: Error) -> StoreBusy {
         self.failures = self.failures.saturating_add(1);
         let pause = match after_failure(&error, self.failures, 1) {
             AfterFailure::Wait(pause) => pause,
             AfterFailure::OneByOne => MEASURED_EVERY,
         };
-        NotNow { error, pause }
+        StoreBusy { error, pause }
     }
 
     /// What is refused may have been moved by an earlier try, when it was still acceptable, or contested by its own event.
@@ -400,18 +400,18 @@ impl Relay {
         &self,
         row: &OutboxRow,
         catalogue: &Catalogue,
-        tenants: &mut HashMap<TenantId, Result<(), Refused>>,
-    ) -> Result<Result<NewEvent, Refused>, Error> {
+        tenants: &mut HashMap<TenantId, Result<(), InvalidEvent>>,
+    ) -> Result<Result<NewEvent, InvalidEvent>, Error> {
         if let Some(why) = &row.unreadable {
-            return Ok(Err(Refused::new("", why)));
+            return Ok(Err(InvalidEvent::new("", why)));
         }
         let Some(data) = &row.data else {
             let bytes_max = self.options.payload_bytes_max;
-            return Ok(Err(Refused::new("data", format!("it is larger than {bytes_max} bytes (payload_bytes_max)"))));
+            return Ok(Err(InvalidEvent::new("data", format!("it is larger than {bytes_max} bytes (payload_bytes_max)"))));
         };
         let tenant = match TenantId::parse(row.tenant.as_deref().unwrap_or(DEFAULT_TENANT)) {
             Ok(tenant) => tenant,
-            Err(error) => return Ok(Err(Refused::new("tenant", error))),
+            Err(error) => return Ok(Err(InvalidEvent::new("tenant", error))),
         };
         let checked = match tenants.get(&tenant) {
             Some(checked) => checked.clone(),
@@ -424,7 +424,7 @@ impl Relay {
         let idempotency_key = row.idempotency_key.as_deref().map(IdempotencyKey::parse).transpose();
         let idempotency_key = match (checked, idempotency_key) {
             (Err(refused), _) => return Ok(Err(refused)),
-            (Ok(()), Err(error)) => return Ok(Err(Refused::new("idempotency_key", error))),
+            (Ok(()), Err(error)) => return Ok(Err(InvalidEvent::new("idempotency_key", error))),
             (Ok(()), Ok(key)) => key,
         };
         let id = event_id(row);
@@ -491,7 +491,7 @@ impl Relay {
 }
 
 /// The store takes nothing now, and when to ask again.
-struct NotNow {
+struct StoreBusy {
     error: Error,
     pause: Duration,
 }

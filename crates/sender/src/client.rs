@@ -68,12 +68,7 @@ impl Client {
         Ok(Client { connector: Arc::new(Connector::new(options)?), pool: Pool::new(options) })
     }
 
-    /// Where requests may go from now on. Connections that it forbids are closed; what is under way ends by itself.
-    pub fn set_policy(&self, policy: Policy) {
-        self.pool.set_policy(policy);
-    }
-
-    /// What is in force.
+    /// The policy that every request is checked against.
     pub fn policy(&self) -> Arc<Policy> {
         self.pool.policy()
     }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use posthaste_core::delivery::{NoConnection, Outcome, Timings};
-use posthaste_core::destination::{Destination, Host, Policy, Refused, Scheme};
+use posthaste_core::destination::{Destination, DestinationError, Host, Policy, Scheme};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{Instant, timeout_at};
 use tokio_rustls::TlsConnector;
@@ -46,7 +46,7 @@ impl Failure {
         Failure { outcome: Outcome::NotSent(what), error: error.into() }
     }
 
-    pub(crate) fn refused(rule: &Refused) -> Failure {
+    pub(crate) fn refused(rule: &DestinationError) -> Failure {
         Failure { outcome: Outcome::Blocked, error: rule.to_string() }
     }
 }
@@ -244,9 +244,9 @@ impl std::fmt::Debug for Connector {
 }
 
 /// Which address it was is the operator's business: a tenant could read out internal names.
-fn blocked(rule: Option<&Refused>) -> Failure {
+fn blocked(rule: Option<&DestinationError>) -> Failure {
     let error = match rule {
-        Some(Refused::Name(rule)) => rule.to_string(),
+        Some(DestinationError::Name(rule)) => rule.to_string(),
         _ => "the name leads to an address that deliveries do not go to (an operator can allow a network)".to_owned(),
     };
     Failure { outcome: Outcome::Blocked, error }

@@ -12,7 +12,7 @@ use crate::names::REMEMBERED_MAX;
 
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where requests may go. It can be changed later, with [`crate::Client::set_policy`].
+    /// Where requests may go.
     pub policy: Policy,
     pub name_servers: NameServers,
     /// Every request goes through it. Names are resolved and judged here all the same, and the proxy is told an address.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::Mutex;
 use posthaste_core::destination::{Destination, Host, Policy, Scheme};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -16,7 +16,7 @@ use crate::connection::{Connection, Facts};
 use crate::options::Options;
 
 pub(crate) struct Pool {
-    policy: RwLock<Arc<Policy>>,
+    policy: Arc<Policy>,
     connections_per_host_max: usize,
     idle_connections_max: usize,
     idle_max: Duration,
@@ -82,7 +82,7 @@ struct Idle {
 impl Pool {
     pub(crate) fn new(options: &Options) -> Arc<Pool> {
         Arc::new(Pool {
-            policy: RwLock::new(Arc::new(options.policy.clone())),
+            policy: Arc::new(options.policy.clone()),
             connections_per_host_max: options.connections_per_host_max.clamp(1, Semaphore::MAX_PERMITS),
             idle_connections_max: options.idle_connections_max,
             idle_max: options.idle_max,
@@ -107,21 +107,7 @@ impl Pool {
     }
 
     pub(crate) fn policy(&self) -> Arc<Policy> {
-        Arc::clone(&self.policy.read())
-    }
-
-    /// From now on. What it forbids is closed, or not used again once the request that is using it has ended.
-    pub(crate) fn set_policy(&self, policy: Policy) {
-        *self.policy.write() = Arc::new(policy);
-        let mut kept = self.kept.lock();
-        let forbidden = |connection: &Connection| !self.is_permitted(connection.facts());
-        let gone: Vec<u64> = kept.idle.iter().filter(|(_, idle)| forbidden(&idle.connection)).map(|(number, _)| *number).collect();
-        for number in gone {
-            kept.forget_idle(number);
-        }
-        for host in kept.hosts.values_mut() {
-            host.shared.retain(|shared| !forbidden(&shared.connection));
-        }
+        Arc::clone(&self.policy)
     }
 
     /// The beginning of an attempt.
@@ -148,8 +134,7 @@ impl Pool {
     }
 
     fn is_permitted(&self, facts: &Facts) -> bool {
-        let policy = self.policy();
-        policy.check(&facts.destination).is_ok() && policy.judge(&facts.destination, facts.address).is_ok()
+        self.policy.check(&facts.destination).is_ok() && self.policy.judge(&facts.destination, facts.address).is_ok()
     }
 
     fn is_usable(&self, connection: &Connection) -> bool {

@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HOST, HeaderValue, USER_AGENT};
 use http::{HeaderMap, HeaderName, Method, Request, Uri};
 use http_body_util::Full;
-use posthaste_core::destination::{Destination, Refused};
+use posthaste_core::destination::{Destination, DestinationError};
 use posthaste_core::endpoint::{HeaderNames, Headers, HexPrefix, PayloadFormat, Signing};
 use posthaste_core::event::Event;
 use posthaste_core::id::DeliveryId;
@@ -46,9 +46,9 @@ pub struct Address {
 }
 
 impl Address {
-    pub fn parse(text: &str) -> Result<Address, Refused> {
+    pub fn parse(text: &str) -> Result<Address, DestinationError> {
         let destination = Destination::parse(text)?;
-        let unsendable = || Refused::Unreadable("it cannot be sent in a request");
+        let unsendable = || DestinationError::Unreadable("it cannot be sent in a request");
         let url: Uri = destination.as_str().parse().map_err(|_| unsendable())?;
         let authority = url.authority().ok_or_else(unsendable)?;
         let host = HeaderValue::from_str(authority.as_str()).map_err(|_| unsendable())?;

@@ -7,7 +7,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use posthaste_core::admission::Standing;
+use posthaste_core::admission::DeliveryStatus;
 use posthaste_core::bucket::RateLimit;
 use posthaste_core::circuit::{Breaker, CircuitPolicy};
 use posthaste_core::delivery::{DeadReason, Outcome, State, Verdict};
@@ -698,7 +698,13 @@ impl Checker {
     }
 
     /// Somebody has asked after a delivery.
-    pub(crate) fn seen(&mut self, world: &World, number: usize, standing: Standing, is_concurrency: bool) -> Result<(), Violation> {
+    pub(crate) fn seen(
+        &mut self,
+        world: &World,
+        number: usize,
+        standing: DeliveryStatus,
+        is_concurrency: bool,
+    ) -> Result<(), Violation> {
         let row = &world.store.rows[number];
         let history = self.rows.entry(number).or_default();
         let tenant_hit = (0..world.endpoints.len())
@@ -713,14 +719,14 @@ impl Checker {
             world.in_flight.values().filter(|hit| hit.endpoint == row.endpoint && Some(hit.member) == world.owner_of(row.endpoint));
         let is_certain = world.now.since(world.endpoints[row.endpoint].changed_at) > AFTER_FAILURE
             && world.now.since(world.store_failed_at) > AFTER_FAILURE;
-        if standing == Standing::Pending
+        if standing == DeliveryStatus::Pending
             && is_certain
             && at_endpoint.count() >= world.endpoints[row.endpoint].config.max_in_flight as usize
         {
             let what = format!("row {number} at {}: waits for a slot and is said to wait for nothing", world.now.to_rfc3339());
             return Err(Violation { promise: "I53", what });
         }
-        if standing != Standing::Pending || is_concurrency || !is_idle || world.endpoints[row.endpoint].is_unreadable {
+        if standing != DeliveryStatus::Pending || is_concurrency || !is_idle || world.endpoints[row.endpoint].is_unreadable {
             history.pending_since = None;
             return Ok(());
         }

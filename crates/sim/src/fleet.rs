@@ -167,7 +167,7 @@ const IN_FLIGHT_MAX: usize = 16;
 
 /// How an outage shows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Trouble {
+enum OutageKind {
     Hangs,
     Refuses,
     Answers503,
@@ -176,7 +176,7 @@ enum Trouble {
 struct Outage {
     from: Timestamp,
     until: Timestamp,
-    trouble: Trouble,
+    trouble: OutageKind,
 }
 
 /// One destination's character, drawn once.
@@ -202,9 +202,9 @@ impl Destination {
         let mut at = day(0) + waiting_time(random, 0.1 / 24.0);
         while at < end {
             let trouble = match random.random::<f64>() {
-                share if share < 0.6 => Trouble::Hangs,
-                share if share < 0.85 => Trouble::Refuses,
-                _ => Trouble::Answers503,
+                share if share < 0.6 => OutageKind::Hangs,
+                share if share < 0.85 => OutageKind::Refuses,
+                _ => OutageKind::Answers503,
             };
             let until = at + Duration::from_secs_f64(between(random, 300.0, 6.0 * 3600.0));
             outages.push(Outage { from: at, until, trouble });
@@ -225,9 +225,9 @@ impl Destination {
         let luck = |salt: u32| jitter::draw(delivery, attempt * 8 + salt);
         if let Some((_, outage)) = self.outage_at(at) {
             return match outage.trouble {
-                Trouble::Hangs => None,
-                Trouble::Refuses => Some((Duration::from_millis(5), Outcome::NotSent(NoConnection::Connect))),
-                Trouble::Answers503 => Some((self.response_time(at, luck(0), luck(1)), answered(503))),
+                OutageKind::Hangs => None,
+                OutageKind::Refuses => Some((Duration::from_millis(5), Outcome::NotSent(NoConnection::Connect))),
+                OutageKind::Answers503 => Some((self.response_time(at, luck(0), luck(1)), answered(503))),
             };
         }
         let status = if unit(luck(2)) < 0.002 { 500 } else { 200 };
@@ -255,7 +255,7 @@ struct World {
     random: ChaCha8Rng,
     arm: Arm,
     end: Timestamp,
-    wakes: BinaryHeap<Reverse<(Timestamp, u64, Wake)>>,
+    timers: BinaryHeap<Reverse<(Timestamp, u64, Timer)>>,
     wake_number: u64,
     waiting: VecDeque<(DeliveryId, u32)>,
     in_flight: usize,
@@ -264,7 +264,7 @@ struct World {
     retry: RetryPolicy,
     rules: TimeoutRules,
     adaptive: Adaptive,
-    seen: Seen,
+    seen: Observations,
     deliveries: u128,
     /// The last outage that a circuit has opened in, so that each is counted once.
     noticed: Option<usize>,
@@ -272,7 +272,7 @@ struct World {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Wake {
+enum Timer {
     Arrival,
     Due {
         delivery: DeliveryId,
@@ -283,7 +283,7 @@ enum Wake {
         attempt: u32,
         started: Timestamp,
         was_probe: bool,
-        ended: Ended,
+        ended: AttemptEnd,
     },
     Probe,
     /// Housekeeping: spikes every minute, trials every hour, timeouts every day.
@@ -292,7 +292,7 @@ enum Wake {
 
 /// How an attempt ends, known to the world from its start.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-enum Ended {
+enum AttemptEnd {
     Status(u16),
     Refused,
     TimedOut { would_have_succeeded: bool },
@@ -307,7 +307,7 @@ impl World {
             random,
             arm,
             end: day(options.days),
-            wakes: BinaryHeap::new(),
+            timers: BinaryHeap::new(),
             wake_number: 0,
             waiting: VecDeque::new(),
             in_flight: 0,
@@ -316,7 +316,7 @@ impl World {
             retry: RetryPolicy::default(),
             rules: TimeoutRules::default(),
             adaptive: Adaptive::default(),
-            seen: Seen::default(),
+            seen: Observations::default(),
             deliveries: 0,
             noticed: None,
             report: Report::default(),
@@ -325,45 +325,45 @@ impl World {
 
     fn run(mut self) -> Report {
         self.report.outages = u64::try_from(self.destination.outages.len()).expect("a handful");
-        self.wake_at(day(0), Wake::Arrival);
-        self.wake_at(day(0), Wake::Minute);
-        while let Some(Reverse((now, _, wake))) = self.wakes.pop() {
+        self.set_timer(day(0), Timer::Arrival);
+        self.set_timer(day(0), Timer::Minute);
+        while let Some(Reverse((now, _, timer))) = self.timers.pop() {
             if now >= self.end {
                 break;
             }
-            self.handle(now, wake);
+            self.handle(now, timer);
             self.dispatch(now);
         }
         self.report
     }
 
-    fn wake_at(&mut self, at: Timestamp, wake: Wake) {
+    fn set_timer(&mut self, at: Timestamp, timer: Timer) {
         self.wake_number += 1;
-        self.wakes.push(Reverse((at, self.wake_number, wake)));
+        self.timers.push(Reverse((at, self.wake_number, timer)));
     }
 
-    fn handle(&mut self, now: Timestamp, wake: Wake) {
-        match wake {
-            Wake::Arrival => {
+    fn handle(&mut self, now: Timestamp, timer: Timer) {
+        match timer {
+            Timer::Arrival => {
                 self.deliveries += 1;
                 let delivery = DeliveryId::from_bytes((u128::from(self.destination.number) << 64 | self.deliveries).to_be_bytes());
                 self.waiting.push_back((delivery, 1));
                 let gap = waiting_time(&mut self.random, self.destination.events_per_hour);
-                self.wake_at(now + gap, Wake::Arrival);
+                self.set_timer(now + gap, Timer::Arrival);
             }
-            Wake::Due { delivery, attempt } => self.waiting.push_back((delivery, attempt)),
-            Wake::Probe => {}
-            Wake::Done { delivery, attempt, started, was_probe, ended } => {
+            Timer::Due { delivery, attempt } => self.waiting.push_back((delivery, attempt)),
+            Timer::Probe => {}
+            Timer::Done { delivery, attempt, started, was_probe, ended } => {
                 self.done(now, delivery, attempt, started, was_probe, ended);
             }
-            Wake::Minute => {
+            Timer::Minute => {
                 if self.arm == Arm::Adaptive {
                     self.housekeeping(now);
                 }
                 if now.as_millis() % 86_400_000 == 0 && now >= day(0) + self.end.since(day(0)) / 2 {
                     self.report.timeouts_in_force.push(self.timeout(false));
                 }
-                self.wake_at(now + Duration::from_mins(1), Wake::Minute);
+                self.set_timer(now + Duration::from_mins(1), Timer::Minute);
             }
         }
     }
@@ -382,7 +382,7 @@ impl World {
             let was_probe = match self.breaker.permission(now) {
                 Permission::Go => false,
                 Permission::Probe => true,
-                Permission::Wait { until } => return self.wake_at(until, Wake::Probe),
+                Permission::Wait { until } => return self.set_timer(until, Timer::Probe),
                 Permission::AwaitProbe => return,
             };
             if was_probe {
@@ -393,26 +393,26 @@ impl World {
             let patience = self.timeout(was_probe);
             let (takes, ended) = match self.destination.answer(now, delivery, attempt) {
                 Some((takes, outcome)) if takes <= patience => match outcome {
-                    Outcome::Answered { status, .. } => (takes, Ended::Status(status)),
-                    Outcome::NotSent(_) | Outcome::Silent(_) | Outcome::Blocked => (takes, Ended::Refused),
+                    Outcome::Answered { status, .. } => (takes, AttemptEnd::Status(status)),
+                    Outcome::NotSent(_) | Outcome::Silent(_) | Outcome::Blocked => (takes, AttemptEnd::Refused),
                 },
                 Some((_, outcome)) => (
                     patience,
-                    Ended::TimedOut { would_have_succeeded: outcome == Outcome::Answered { status: 200, retry_after: None } },
+                    AttemptEnd::TimedOut { would_have_succeeded: outcome == Outcome::Answered { status: 200, retry_after: None } },
                 ),
-                None => (patience, Ended::TimedOut { would_have_succeeded: false }),
+                None => (patience, AttemptEnd::TimedOut { would_have_succeeded: false }),
             };
-            self.wake_at(now + takes, Wake::Done { delivery, attempt, started: now, was_probe, ended });
+            self.set_timer(now + takes, Timer::Done { delivery, attempt, started: now, was_probe, ended });
         }
     }
 
-    fn done(&mut self, now: Timestamp, delivery: DeliveryId, attempt: u32, started: Timestamp, was_probe: bool, ended: Ended) {
+    fn done(&mut self, now: Timestamp, delivery: DeliveryId, attempt: u32, started: Timestamp, was_probe: bool, ended: AttemptEnd) {
         self.in_flight -= 1;
         let took = now.since(started);
         let outcome = match ended {
-            Ended::Status(status) => Outcome::Answered { status, retry_after: None },
-            Ended::Refused => Outcome::NotSent(NoConnection::Connect),
-            Ended::TimedOut { .. } => Outcome::Silent(Silence::Timeout),
+            AttemptEnd::Status(status) => Outcome::Answered { status, retry_after: None },
+            AttemptEnd::Refused => Outcome::NotSent(NoConnection::Connect),
+            AttemptEnd::TimedOut { .. } => Outcome::Silent(Silence::Timeout),
         };
         self.report.attempts += 1;
         self.report.busy += took;
@@ -420,11 +420,11 @@ impl World {
         if verdict != Verdict::Delivered {
             self.report.busy_failing += took;
         }
-        if let Ended::TimedOut { would_have_succeeded } = ended {
+        if let AttemptEnd::TimedOut { would_have_succeeded } = ended {
             self.report.timeouts += 1;
             self.report.false_timeouts += u64::from(would_have_succeeded);
         }
-        self.seen.record(now, took, verdict == Verdict::Delivered, matches!(ended, Ended::TimedOut { .. }));
+        self.seen.record(now, took, verdict == Verdict::Delivered, matches!(ended, AttemptEnd::TimedOut { .. }));
         let (breaker, transition) = self.breaker.after(now, Signal::of(&outcome), was_probe, &self.breaker_policy);
         self.breaker = breaker;
         if transition == Some(Transition::Opened) {
@@ -438,7 +438,7 @@ impl World {
             }
         }
         match verdict {
-            Verdict::RetryAt(at) => self.wake_at(at, Wake::Due { delivery, attempt: attempt + 1 }),
+            Verdict::RetryAt(at) => self.set_timer(at, Timer::Due { delivery, attempt: attempt + 1 }),
             Verdict::Delivered | Verdict::Dead(_) => {}
         }
     }
@@ -478,12 +478,12 @@ impl World {
 
 /// What was observed, hour by hour for a week and minute by minute for a day.
 #[derive(Default)]
-struct Seen {
+struct Observations {
     hours: VecDeque<(i64, LatencySketch, LatencySketch)>,
     minutes: VecDeque<(i64, Tally)>,
 }
 
-impl Seen {
+impl Observations {
     fn record(&mut self, now: Timestamp, took: Duration, succeeded: bool, timed_out: bool) {
         let hour = now.as_millis() / 3_600_000;
         if self.hours.back().is_none_or(|(last, ..)| *last != hour) {

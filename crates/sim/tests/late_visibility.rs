@@ -9,7 +9,7 @@ use posthaste_core::delivery::{Outcome, Silence};
 use posthaste_core::event::EventType;
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
 use posthaste_core::scheduler::{
-    Backlog, Class, Command, Entry, LaneConfig, LaneMemory, Limits, Scheduler, Seq, TenantConfig, Want,
+    Backlog, Class, Command, Entry, LaneConfig, LaneMemory, Limits, Scheduler, Seq, TenantConfig, WindowQuery,
 };
 use posthaste_core::text::OrderingKey;
 use posthaste_core::time::Timestamp;
@@ -39,8 +39,8 @@ fn sent(scheduler: &mut Scheduler, endpoint: EndpointId, head: &Entry) -> Vec<De
         match command {
             Command::Read { want, .. } => {
                 let rows = match &want {
-                    Want::Heads { after: None } | Want::Head(_) => vec![head.clone()],
-                    Want::Heads { .. } | Want::Fresh(_) | Want::Later(_) => vec![],
+                    WindowQuery::Heads { after: None } | WindowQuery::Head(_) => vec![head.clone()],
+                    WindowQuery::Heads { .. } | WindowQuery::Fresh(_) | WindowQuery::Later(_) => vec![],
                 };
                 scheduler.refilled(endpoint, &want, rows, false, 0);
             }

@@ -15,7 +15,9 @@ use posthaste_core::health::HealthPolicy;
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
 use posthaste_core::quiet_hours::{Days, QuietHours, TimeOfDay, Window};
 use posthaste_core::retry::{RetryPolicy, Strategy};
-use posthaste_core::scheduler::{Backlog, Class, Command, Entry, LaneConfig, LaneMemory, Limits, Scheduler, TenantConfig, Want};
+use posthaste_core::scheduler::{
+    Backlog, Class, Command, Entry, LaneConfig, LaneMemory, Limits, Scheduler, TenantConfig, WindowQuery,
+};
 use posthaste_core::text::OrderingKey;
 use posthaste_core::time::Timestamp;
 
@@ -92,7 +94,7 @@ impl Lane {
         self.seq
     }
 
-    fn read(&mut self, want: &Want, limit: usize) {
+    fn read(&mut self, want: &WindowQuery, limit: usize) {
         self.reads += 1;
         let unkeyed = |class: &Class, is_later: bool| -> Vec<Entry> {
             let is_wanted = |row: &&Entry| row.ordering_key.is_none() && row.class == *class && row.is_later == is_later;
@@ -102,10 +104,10 @@ impl Lane {
         };
         let head = |rows: &BTreeSet<u64>| self.rows[rows.first().expect("a key without rows is removed")].clone();
         let mut found = match want {
-            Want::Fresh(class) => unkeyed(class, false),
-            Want::Later(class) => unkeyed(class, true),
-            Want::Head(key) => self.keys.get(key).map(head).into_iter().collect(),
-            Want::Heads { after } => {
+            WindowQuery::Fresh(class) => unkeyed(class, false),
+            WindowQuery::Later(class) => unkeyed(class, true),
+            WindowQuery::Head(key) => self.keys.get(key).map(head).into_iter().collect(),
+            WindowQuery::Heads { after } => {
                 let from = after.clone().map_or(Bound::Unbounded, Bound::Excluded);
                 self.keys.range((from, Bound::Unbounded)).take(limit + 1).map(|(_, rows)| head(rows)).collect()
             }

@@ -13,7 +13,9 @@ use posthaste_core::event::{EventType, TypePatterns};
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
 use posthaste_core::quiet_hours::{Days, QuietHours, TimeOfDay, Window};
 use posthaste_core::retry::{RetryPolicy, Strategy};
-use posthaste_core::scheduler::{Backlog, Class, Command, Entry, LaneConfig, LaneMemory, Limits, Scheduler, TenantConfig, Want};
+use posthaste_core::scheduler::{
+    Backlog, Class, Command, Entry, LaneConfig, LaneMemory, Limits, Scheduler, TenantConfig, WindowQuery,
+};
 use posthaste_core::tenant::Share;
 use posthaste_core::text::OrderingKey;
 use posthaste_core::time::Timestamp;
@@ -80,13 +82,13 @@ impl Hall {
                 match command {
                     Command::Read { endpoint, want, limit } => {
                         let rows: Vec<Entry> = match want {
-                            Want::Fresh(class) => self.backlog[&endpoint]
+                            WindowQuery::Fresh(class) => self.backlog[&endpoint]
                                 .values()
                                 .filter(|entry| entry.class == class)
                                 .take(limit + 1)
                                 .cloned()
                                 .collect(),
-                            Want::Later(_) | Want::Heads { .. } | Want::Head(_) => vec![],
+                            WindowQuery::Later(_) | WindowQuery::Heads { .. } | WindowQuery::Head(_) => vec![],
                         };
                         let more = rows.len() > limit;
                         let rows = rows.into_iter().take(limit).collect();
@@ -202,9 +204,9 @@ fn waits_of_nine_keys(is_tenth_refused: bool) -> Vec<Duration> {
                         heads.entry(row.ordering_key.clone().unwrap()).or_insert(row.clone());
                     }
                     let found: Vec<Entry> = match &want {
-                        Want::Fresh(_) | Want::Later(_) => vec![],
-                        Want::Head(key) => heads.remove(key).into_iter().collect(),
-                        Want::Heads { after } => {
+                        WindowQuery::Fresh(_) | WindowQuery::Later(_) => vec![],
+                        WindowQuery::Head(key) => heads.remove(key).into_iter().collect(),
+                        WindowQuery::Heads { after } => {
                             heads.into_iter().filter(|(key, _)| Some(key) > after.as_ref()).map(|(_, row)| row).collect()
                         }
                     };

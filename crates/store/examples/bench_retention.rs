@@ -18,7 +18,7 @@ use posthaste_core::event::{Data, Event};
 use posthaste_core::id::{EndpointId, TenantId};
 use posthaste_core::retention::pause_after;
 use posthaste_core::tenant::{Retention, Tenant};
-use posthaste_store::{Change, Housekeeping, NewEndpoint, NewEvent, Sqlite, Store, SweptAway, partition_of};
+use posthaste_store::{Change, CleanupStep, Housekeeping, NewEndpoint, NewEvent, Sqlite, Store, partition_of};
 use rusqlite::{Connection, params};
 use support::common;
 use tokio::time::sleep;
@@ -125,7 +125,7 @@ async fn clean(store: Arc<dyn Store>, stop: Arc<AtomicBool>) -> Cleaned {
     let mut told_at = Instant::now();
     while !stop.load(Ordering::Relaxed) {
         let step_began = Instant::now();
-        let swept = store.sweep_away(Housekeeping::default()).await.unwrap();
+        let swept = store.clean_up(Housekeeping::default()).await.unwrap();
         let waited = step_began.elapsed().saturating_sub(swept.busy);
         if swept.is_nothing() {
             break;
@@ -151,7 +151,7 @@ struct Cleaned {
 }
 
 impl Cleaned {
-    fn count(&mut self, swept: &SweptAway, since: Duration) {
+    fn count(&mut self, swept: &CleanupStep, since: Duration) {
         self.events += swept.events;
         self.freed_pages += swept.freed_pages;
         if swept.events > 0 {

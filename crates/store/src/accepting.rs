@@ -25,9 +25,11 @@ pub fn is_reserved_type(name: &str) -> bool {
 }
 
 /// Notifications about all tenants go into this one, so that no one else may use it.
-pub fn check_not_reserved(tenant: &TenantId, reserved: Option<&TenantId>) -> Result<(), Refused> {
+pub fn check_not_reserved(tenant: &TenantId, reserved: Option<&TenantId>) -> Result<(), InvalidEvent> {
     match reserved {
-        Some(reserved) if reserved == tenant => Err(Refused::new("tenant", "is reserved for notifications (notifications_tenant)")),
+        Some(reserved) if reserved == tenant => {
+            Err(InvalidEvent::new("tenant", "is reserved for notifications (notifications_tenant)"))
+        }
         Some(_) | None => Ok(()),
     }
 }
@@ -37,19 +39,19 @@ pub const DEFAULT_TENANT: &str = "default";
 
 /// Not acceptable as it is, however often it is tried.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Refused {
+pub struct InvalidEvent {
     /// Which part of it, as a publisher calls that.
     pub field: String,
     pub message: String,
 }
 
-impl Refused {
-    pub fn new(field: impl Into<String>, message: impl fmt::Display) -> Refused {
-        Refused { field: field.into(), message: message.to_string() }
+impl InvalidEvent {
+    pub fn new(field: impl Into<String>, message: impl fmt::Display) -> InvalidEvent {
+        InvalidEvent { field: field.into(), message: message.to_string() }
     }
 }
 
-impl fmt::Display for Refused {
+impl fmt::Display for InvalidEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.field.is_empty() { f.write_str(&self.message) } else { write!(f, "{}: {}", self.field, self.message) }
     }
@@ -83,17 +85,17 @@ impl Draft<'_> {
         catalogue: &Catalogue,
         accepted_at: Timestamp,
         unique: impl FnOnce() -> Unique,
-    ) -> Result<NewEvent, Refused> {
-        let at = |field: &'static str| move |error: TextError| Refused::new(field, error);
+    ) -> Result<NewEvent, InvalidEvent> {
+        let at = |field: &'static str| move |error: TextError| InvalidEvent::new(field, error);
         if is_reserved_type(self.event_type) {
-            return Err(Refused::new("type", "types that begin with `posthaste.` are reserved for notifications"));
+            return Err(InvalidEvent::new("type", "types that begin with `posthaste.` are reserved for notifications"));
         }
         let timing = Timing::new(self.written_at, self.deliver_at, self.expires_at).map_err(|error| {
             let field = match error {
                 TimingError::TooFarAhead => "deliver_at",
                 TimingError::Expired | TimingError::ExpiresBeforeDelivery => "expires_at",
             };
-            Refused::new(field, error)
+            InvalidEvent::new(field, error)
         })?;
         let event = Event {
             id: match self.id {
@@ -105,7 +107,7 @@ impl Draft<'_> {
             version: self.version.map(Version::parse).transpose().map_err(at("version"))?,
             timestamp: self.timestamp.unwrap_or(self.written_at),
             accepted_at,
-            data: Data::parse(self.data).map_err(|error| Refused::new("data", error))?,
+            data: Data::parse(self.data).map_err(|error| InvalidEvent::new("data", error))?,
             labels: labels(self.labels)?,
             idempotency_key: self.idempotency_key,
             ordering_key: self.ordering_key.map(OrderingKey::parse).transpose().map_err(at("ordering_key"))?,
@@ -121,11 +123,11 @@ impl Draft<'_> {
     }
 }
 
-fn labels(given: &[String]) -> Result<Labels, Refused> {
+fn labels(given: &[String]) -> Result<Labels, InvalidEvent> {
     let label =
-        |(index, text): (usize, &String)| Label::parse(text).map_err(|error| Refused::new(format!("labels[{index}]"), error));
+        |(index, text): (usize, &String)| Label::parse(text).map_err(|error| InvalidEvent::new(format!("labels[{index}]"), error));
     let labels = given.iter().enumerate().map(label).collect::<Result<_, _>>()?;
-    Labels::new(labels).map_err(|error| Refused::new("labels", error))
+    Labels::new(labels).map_err(|error| InvalidEvent::new("labels", error))
 }
 
 /// Of all that was given but the id and the key; a time that was not given is not ours to compare.
@@ -157,9 +159,9 @@ fn fingerprint(event: &Event, timestamp: Option<Timestamp>) -> [u8; 32] {
 }
 
 /// Where tenants have to be made first, this one has to be there.
-pub async fn check_tenant(store: &dyn Store, is_strict: bool, tenant: &TenantId) -> Result<Result<(), Refused>, Error> {
+pub async fn check_tenant(store: &dyn Store, is_strict: bool, tenant: &TenantId) -> Result<Result<(), InvalidEvent>, Error> {
     if is_strict && store.tenant(tenant.clone()).await?.is_none() {
-        return Ok(Err(Refused::new("tenant", "there is no such tenant")));
+        return Ok(Err(InvalidEvent::new("tenant", "there is no such tenant")));
     }
     Ok(Ok(()))
 }

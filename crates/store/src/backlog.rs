@@ -11,7 +11,7 @@ use posthaste_core::time::Timestamp;
 /// Whose, and how much of it is looked at.
 #[derive(Clone, PartialEq, Debug)]
 pub struct BacklogQuery {
-    pub whose: Whose,
+    pub scope: BacklogScope,
     pub now: Timestamp,
     pub lanes_max: usize,
     /// Of each of its three queues.
@@ -21,8 +21,8 @@ pub struct BacklogQuery {
 }
 
 #[derive(Clone, PartialEq, Debug)]
-pub enum Whose {
-    Everybody,
+pub enum BacklogScope {
+    All,
     Tenant(TenantId),
     Endpoint(EndpointId),
 }
@@ -38,12 +38,12 @@ pub struct Backlog {
 #[derive(Clone, PartialEq, Debug)]
 pub struct LaneBacklog {
     pub endpoint: EndpointId,
-    pub waiting: Vec<Waiting>,
+    pub waiting: Vec<BacklogGroup>,
 }
 
 /// Deliveries that are alike.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Waiting {
+pub struct BacklogGroup {
     pub class: Class,
     pub is_due: bool,
     pub is_tried: bool,
@@ -67,7 +67,7 @@ pub struct PlaceQuery {
 }
 
 /// What was counted of a lane; and of which the last queue may have more.
-pub(crate) fn is_cut_off(waiting: &[Waiting], query: &BacklogQuery) -> bool {
+pub(crate) fn is_cut_off(waiting: &[BacklogGroup], query: &BacklogQuery) -> bool {
     // The queues are not told apart here, so that three that are nearly full may be taken for one that is: then it is said that
     // there may be more although there is not.
     waiting.iter().map(|alike| alike.count).sum::<u64>() >= query.rows_per_queue_max as u64

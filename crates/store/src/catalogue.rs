@@ -10,7 +10,7 @@ use posthaste_core::event::Event;
 use posthaste_core::text::Version;
 use serde_json::Value;
 
-use crate::Refused;
+use crate::InvalidEvent;
 use crate::computing::INLINE_BYTES_MAX;
 pub use crate::schema_cost::STEPS_MAX;
 use crate::schema_cost::{Costed, OverBudget};
@@ -68,11 +68,11 @@ impl Catalogue {
     }
 
     /// Types that are not in it are fine.
-    pub fn check(&self, event: &Event) -> Result<(), Refused> {
+    pub fn check(&self, event: &Event) -> Result<(), InvalidEvent> {
         let Some(entry) = self.entries.get(event.event_type.as_str()) else { return Ok(()) };
         match entry.check(event.version.as_ref()) {
             Check::Nothing => Ok(()),
-            Check::UnknownVersion => Err(Refused::new("version", "this event type has versions, and this is not one of them")),
+            Check::UnknownVersion => Err(InvalidEvent::new("version", "this event type has versions, and this is not one of them")),
             Check::Schema(schema) => match self.validators.get(schema) {
                 Some(Some(schema)) => validate(schema, event.data.as_str()),
                 Some(None) | None => Ok(()),
@@ -103,12 +103,12 @@ pub fn compile(schema: &str) -> Result<Schema, String> {
 }
 
 /// Whether a payload is what a schema describes; the first thing that is not, by its place.
-pub fn validate(schema: &Schema, data: &str) -> Result<(), Refused> {
+pub fn validate(schema: &Schema, data: &str) -> Result<(), InvalidEvent> {
     // A schema speaks of numbers and texts that a program can hold; JSON itself allows more.
     let value: Value = serde_json::from_str(data)
-        .map_err(|error| Refused::new("data", format!("cannot be checked against its schema: {error}")))?;
+        .map_err(|error| InvalidEvent::new("data", format!("cannot be checked against its schema: {error}")))?;
     schema.costed.cost(&value, STEPS_MAX).map_err(|OverBudget| {
-        Refused::new(
+        InvalidEvent::new(
             "data",
             format!("cannot be checked against its schema within {STEPS_MAX} steps; make it smaller, or the schema simpler"),
         )
@@ -116,7 +116,7 @@ pub fn validate(schema: &Schema, data: &str) -> Result<(), Refused> {
     schema.validator.validate(&value).map_err(|error| {
         let place = error.instance_path().to_string();
         let field = format!("data{}", place.replace('/', "."));
-        Refused::new(field, format!("does not match the schema: {}", error.masked()))
+        InvalidEvent::new(field, format!("does not match the schema: {}", error.masked()))
     })
 }
 

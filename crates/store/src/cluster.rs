@@ -37,7 +37,7 @@ pub struct Claimed {
     pub partitions: Vec<(Partition, Epoch)>,
     /// Those that their last owner gave up of its own will: what it has written about their lanes is all there is to know.
     pub handed_over: Vec<Partition>,
-    pub leave_alone: Vec<LeaveAlone>,
+    pub in_flight_elsewhere: Vec<InFlightElsewhere>,
     /// The highest number that any row had been given by then: up to here an earlier owner may have sent and settled it,
     /// whatever news of its commit says.
     pub numbered: Seq,
@@ -45,7 +45,7 @@ pub struct Claimed {
 
 /// What an earlier owner has in flight, and until when its record is waited for.
 #[derive(Clone, PartialEq, Debug)]
-pub struct LeaveAlone {
+pub struct InFlightElsewhere {
     pub endpoint: EndpointId,
     pub delivery: DeliveryId,
     pub seq: Seq,

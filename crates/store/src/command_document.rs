@@ -12,7 +12,7 @@ use posthaste_core::text::{IdempotencyKey, Label, Labels, OrderingKey, Version};
 use posthaste_core::time::{Timestamp, millis};
 use serde::{Deserialize, Serialize};
 
-use crate::{AttemptRecord, Audit, Command, Commanded, Error};
+use crate::{AttemptRecord, Audit, Command, CommandOutcome, Error};
 
 pub(crate) fn command(command: &Command) -> String {
     write(&match command {
@@ -60,14 +60,14 @@ pub(crate) fn read_command(text: &str) -> Result<Command, Error> {
     read().map_err(|Unreadable| Error::Corrupt { what: "command" })
 }
 
-pub(crate) fn commanded(commanded: &Commanded) -> String {
+pub(crate) fn commanded(commanded: &CommandOutcome) -> String {
     write(&match commanded {
-        Commanded::Done => AnswerDocument::Done,
-        Commanded::NotFound => AnswerDocument::NotFound,
-        Commanded::InFlight => AnswerDocument::InFlight,
-        Commanded::HasEnded => AnswerDocument::HasEnded,
-        Commanded::NotBefore(at) => AnswerDocument::NotBefore { at_ms: at.as_millis() },
-        Commanded::Tested(attempt) => AnswerDocument::Tested { attempt: Box::new(AttemptDocument::of(attempt)) },
+        CommandOutcome::Done => AnswerDocument::Done,
+        CommandOutcome::NotFound => AnswerDocument::NotFound,
+        CommandOutcome::InFlight => AnswerDocument::InFlight,
+        CommandOutcome::HasEnded => AnswerDocument::HasEnded,
+        CommandOutcome::NotBefore(at) => AnswerDocument::NotBefore { at_ms: at.as_millis() },
+        CommandOutcome::Tested(attempt) => AnswerDocument::Tested { attempt: Box::new(AttemptDocument::of(attempt)) },
     })
 }
 
@@ -77,15 +77,15 @@ pub(crate) fn dropped() -> String {
 }
 
 /// `None` for one that its owner has dropped.
-pub(crate) fn read_commanded(text: &str) -> Result<Option<Commanded>, Error> {
+pub(crate) fn read_commanded(text: &str) -> Result<Option<CommandOutcome>, Error> {
     let read = || {
         Ok(Some(match parse(text)? {
-            AnswerDocument::Done => Commanded::Done,
-            AnswerDocument::NotFound => Commanded::NotFound,
-            AnswerDocument::InFlight => Commanded::InFlight,
-            AnswerDocument::HasEnded => Commanded::HasEnded,
-            AnswerDocument::NotBefore { at_ms } => Commanded::NotBefore(Timestamp::from_millis(at_ms)),
-            AnswerDocument::Tested { attempt } => Commanded::Tested(Box::new(attempt.read()?)),
+            AnswerDocument::Done => CommandOutcome::Done,
+            AnswerDocument::NotFound => CommandOutcome::NotFound,
+            AnswerDocument::InFlight => CommandOutcome::InFlight,
+            AnswerDocument::HasEnded => CommandOutcome::HasEnded,
+            AnswerDocument::NotBefore { at_ms } => CommandOutcome::NotBefore(Timestamp::from_millis(at_ms)),
+            AnswerDocument::Tested { attempt } => CommandOutcome::Tested(Box::new(attempt.read()?)),
             AnswerDocument::Dropped => return Ok(None),
         }))
     };
@@ -330,13 +330,13 @@ mod tests {
             Outcome::Silent(Silence::Reset),
             Outcome::Blocked,
         ];
-        let tested = outcomes.map(|outcome| Commanded::Tested(Box::new(attempt(outcome))));
+        let tested = outcomes.map(|outcome| CommandOutcome::Tested(Box::new(attempt(outcome))));
         let plain = [
-            Commanded::Done,
-            Commanded::NotFound,
-            Commanded::InFlight,
-            Commanded::HasEnded,
-            Commanded::NotBefore(Timestamp::from_millis(5)),
+            CommandOutcome::Done,
+            CommandOutcome::NotFound,
+            CommandOutcome::InFlight,
+            CommandOutcome::HasEnded,
+            CommandOutcome::NotBefore(Timestamp::from_millis(5)),
         ];
         for answer in plain.into_iter().chain(tested) {
             assert_eq!(read_commanded(&commanded(&answer)).expect("readable"), Some(answer));

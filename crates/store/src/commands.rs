@@ -55,17 +55,17 @@ pub enum Command {
 
 /// Whether the owner of a lane goes by what was configured last.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Applied {
+pub enum ApplyResult {
     Now,
     /// The owner did not confirm it in time. It does so by itself within a second, or its lease ends.
     Unconfirmed,
 }
 
-impl Applied {
-    pub(crate) fn of(asked: &Result<Commanded, Error>) -> Applied {
+impl ApplyResult {
+    pub(crate) fn of(asked: &Result<CommandOutcome, Error>) -> ApplyResult {
         match asked {
-            Ok(Commanded::Done) => Applied::Now,
-            Ok(_) | Err(_) => Applied::Unconfirmed,
+            Ok(CommandOutcome::Done) => ApplyResult::Now,
+            Ok(_) | Err(_) => ApplyResult::Unconfirmed,
         }
     }
 }
@@ -83,7 +83,7 @@ impl Command {
 
 /// What came of it.
 #[derive(Clone, PartialEq, Debug)]
-pub enum Commanded {
+pub enum CommandOutcome {
     Done,
     NotFound,
     InFlight,
@@ -95,10 +95,10 @@ pub enum Commanded {
 
 /// A command, as its owner receives it. An owner that cannot do it drops it: then whoever asked hears `Unavailable`.
 #[derive(Debug)]
-pub struct Asked {
+pub struct CommandRequest {
     pub command: Command,
     pub partition: Partition,
-    pub answer: oneshot::Sender<Commanded>,
+    pub answer: oneshot::Sender<CommandOutcome>,
 }
 
 /// The receiving end.
@@ -107,7 +107,7 @@ pub struct Commands(mpsc::Receiver<Queued>);
 
 impl Commands {
     /// The next one that somebody still waits for, or `None` once the store is closed or another has taken over listening.
-    pub async fn next(&mut self) -> Option<Asked> {
+    pub async fn next(&mut self) -> Option<CommandRequest> {
         loop {
             let Queued { asked, is_taken } = self.0.recv().await?;
             if !is_taken.swap(true, Ordering::AcqRel) {
@@ -119,16 +119,16 @@ impl Commands {
 
 #[derive(Debug)]
 pub(crate) struct Queued {
-    asked: Asked,
+    asked: CommandRequest,
     /// Set by whoever is first: the owner that does it, or the asker who waits no longer.
     is_taken: Arc<AtomicBool>,
 }
 
 /// What one process has to do with commands: a channel to whoever listens here, if anybody does.
 #[derive(Debug, Default)]
-pub(crate) struct Commander(parking_lot::Mutex<Option<mpsc::Sender<Queued>>>);
+pub(crate) struct CommandChannel(parking_lot::Mutex<Option<mpsc::Sender<Queued>>>);
 
-impl Commander {
+impl CommandChannel {
     pub(crate) fn listen(&self) -> Commands {
         let (outbox, inbox) = mpsc::channel(COMMANDS_MAX);
         *self.0.lock() = Some(outbox);
@@ -136,14 +136,14 @@ impl Commander {
     }
 
     /// Asks whoever listens, and waits for the answer.
-    pub(crate) async fn ask(&self, partition: Partition, command: Command) -> Result<Commanded, Error> {
+    pub(crate) async fn ask(&self, partition: Partition, command: Command) -> Result<CommandOutcome, Error> {
         self.ask_for(command.wait_max(), partition, command).await
     }
 
-    async fn ask_for(&self, wait_max: Duration, partition: Partition, command: Command) -> Result<Commanded, Error> {
+    async fn ask_for(&self, wait_max: Duration, partition: Partition, command: Command) -> Result<CommandOutcome, Error> {
         let (answer, answered) = oneshot::channel();
         let is_taken = Arc::new(AtomicBool::new(false));
-        let queued = Queued { asked: Asked { command, partition, answer }, is_taken: Arc::clone(&is_taken) };
+        let queued = Queued { asked: CommandRequest { command, partition, answer }, is_taken: Arc::clone(&is_taken) };
         let Some(listener) = self.0.lock().clone() else { return Err(Error::unavailable("nobody delivers here")) };
         match listener.try_send(queued) {
             Ok(()) => {}
@@ -154,7 +154,7 @@ impl Commander {
             Ok(Ok(commanded)) => Ok(commanded),
             Ok(Err(_)) => Err(Error::unavailable("whoever delivers here has stopped")),
             Err(_) if !is_taken.swap(true, Ordering::AcqRel) => Err(Error::unavailable("whoever delivers here does not answer")),
-            Err(_) => Err(Error::Unknown),
+            Err(_) => Err(Error::CommitInDoubt),
         }
     }
 
@@ -170,9 +170,9 @@ impl Commander {
 }
 
 /// A question for an owner who is handed it by somebody else, and where its answer will be.
-pub(crate) fn question(partition: Partition, command: Command) -> (Queued, oneshot::Receiver<Commanded>) {
+pub(crate) fn question(partition: Partition, command: Command) -> (Queued, oneshot::Receiver<CommandOutcome>) {
     let (answer, answered) = oneshot::channel();
-    (Queued { asked: Asked { command, partition, answer }, is_taken: Arc::new(AtomicBool::new(false)) }, answered)
+    (Queued { asked: CommandRequest { command, partition, answer }, is_taken: Arc::new(AtomicBool::new(false)) }, answered)
 }
 
 /// A channel that such questions go through.
@@ -200,7 +200,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_was_not_taken_in_time_is_withdrawn_and_what_was_is_not_known() {
-        let (commander, short, long) = (Commander::default(), Duration::from_millis(5), Duration::from_mins(1));
+        let (commander, short, long) = (CommandChannel::default(), Duration::from_millis(5), Duration::from_mins(1));
         let nobody = commander.ask(6, cancel()).await;
         assert!(matches!(nobody, Err(Error::Unavailable(_))), "at once: {nobody:?}");
         let mut commands = commander.listen();
@@ -211,11 +211,11 @@ mod tests {
         assert_eq!(taken, Some(8), "the one that was withdrawn is passed over");
         assert!(matches!(dropped, Err(Error::Unavailable(_))), "{dropped:?}");
         let (held, asked) = tokio::join!(commander.ask_for(short, 9, cancel()), commands.next());
-        assert!(matches!(held, Err(Error::Unknown)), "{held:?}");
+        assert!(matches!(held, Err(Error::CommitInDoubt)), "{held:?}");
         assert!(asked.expect("it was taken").answer.is_closed());
-        let answer = async { commands.next().await.map(|asked| asked.answer.send(Commanded::InFlight)) };
+        let answer = async { commands.next().await.map(|asked| asked.answer.send(CommandOutcome::InFlight)) };
         let (answered, _) = tokio::join!(commander.ask_for(long, 10, cancel()), answer);
-        assert_eq!(answered.expect("answered"), Commanded::InFlight);
+        assert_eq!(answered.expect("answered"), CommandOutcome::InFlight);
         commander.close();
         assert!(commands.next().await.is_none());
     }

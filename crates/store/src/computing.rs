@@ -75,12 +75,12 @@ impl Queue {
         returned(done.await)
     }
 
-    async fn place(&'static self, tenant: &str) -> Result<Place, Error> {
+    async fn place(&'static self, tenant: &str) -> Result<RunPermit, Error> {
         let turn = {
             let mut state = self.state.lock();
             if state.running < self.places {
                 state.running += 1;
-                return Ok(Place(self));
+                return Ok(RunPermit(self));
             }
             let waiting = state.waiting.entry(tenant.to_owned()).or_default();
             // Those that gave up waiting need no turn.
@@ -96,7 +96,7 @@ impl Queue {
             turn
         };
         // Kept from here on, so that it is given back if the caller goes away between two lines.
-        let turn = Turn { queue: self, turn };
+        let turn = QueuedRun { queue: self, turn };
         turn.come().await
     }
 
@@ -127,30 +127,30 @@ impl Queue {
 
 /// The right to run, given back when it is dropped.
 #[derive(Debug)]
-struct Place(&'static Queue);
+struct RunPermit(&'static Queue);
 
-impl Drop for Place {
+impl Drop for RunPermit {
     fn drop(&mut self) {
         self.0.free();
     }
 }
 
 /// A turn that was asked for.
-struct Turn {
+struct QueuedRun {
     queue: &'static Queue,
     turn: oneshot::Receiver<()>,
 }
 
-impl Turn {
-    async fn come(mut self) -> Result<Place, Error> {
+impl QueuedRun {
+    async fn come(mut self) -> Result<RunPermit, Error> {
         match (&mut self.turn).await {
-            Ok(()) => Ok(Place(self.queue)),
+            Ok(()) => Ok(RunPermit(self.queue)),
             Err(_) => Err(Error::unavailable("the queue is gone")),
         }
     }
 }
 
-impl Drop for Turn {
+impl Drop for QueuedRun {
     fn drop(&mut self) {
         self.turn.close();
         // A turn that came and was not heard of is passed on.

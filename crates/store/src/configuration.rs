@@ -113,7 +113,7 @@ pub enum Change {
 
 /// What a change has led to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Configured {
+pub struct ChangeResult {
     /// The configuration's number since.
     pub number: u64,
     /// Of the endpoint or tenant that was changed.

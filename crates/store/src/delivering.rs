@@ -7,7 +7,7 @@ use posthaste_core::delivery::{Outcome, State, Timings};
 use posthaste_core::event::Event;
 use posthaste_core::health::DisableReason;
 use posthaste_core::id::{AttemptId, DeliveryId, EndpointId};
-use posthaste_core::scheduler::{Entry, LaneMemory, Seq, Want};
+use posthaste_core::scheduler::{Entry, LaneMemory, Seq, WindowQuery};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Adaptive;
 
@@ -15,7 +15,7 @@ use crate::{Audit, Epoch, Error, Partition, StoredEndpoint, StoredTenant};
 
 /// Everything that an owner has to know about an endpoint before it can send there.
 #[derive(Clone, PartialEq, Debug)]
-pub struct TakenUp {
+pub struct EndpointBundle {
     pub endpoint: StoredEndpoint,
     /// `None` for one that was deleted.
     pub tenant: Option<StoredTenant>,
@@ -24,9 +24,9 @@ pub struct TakenUp {
 
 /// One of a lane's queues, and how much of it.
 #[derive(Clone, PartialEq, Debug)]
-pub struct WindowAsked {
+pub struct WindowRequest {
     pub endpoint: EndpointId,
-    pub want: Want,
+    pub want: WindowQuery,
     pub limit: usize,
 }
 
@@ -42,7 +42,7 @@ pub struct WindowRows {
 
 /// One page of a scan for waiting deliveries.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Swept {
+pub struct SweepPage {
     /// Endpoints that have something waiting among the rows of this page, each once.
     pub endpoints: Vec<EndpointId>,
     /// The last row that there was when the page was read. A scan whose last page says so has seen every row up to here.
@@ -77,7 +77,7 @@ pub struct Record {
     pub partition: Partition,
     pub epoch: Epoch,
     pub endpoint: EndpointId,
-    pub recorded: Recorded,
+    pub recorded: DeliveryChange,
     /// What the lane knows since. Written with it.
     pub lane: Option<LaneState>,
     /// Why the endpoint is disabled with it, if it is.
@@ -88,14 +88,14 @@ impl Record {
     /// The row of the delivery that it is about, if it is about one.
     pub fn seq(&self) -> Option<Seq> {
         match &self.recorded {
-            Recorded::Attempt { seq, .. } | Recorded::Moved { seq, .. } => Some(*seq),
-            Recorded::Nothing => None,
+            DeliveryChange::Attempt { seq, .. } | DeliveryChange::Moved { seq, .. } => Some(*seq),
+            DeliveryChange::Nothing => None,
         }
     }
 }
 
 #[derive(Clone, PartialEq, Debug)]
-pub enum Recorded {
+pub enum DeliveryChange {
     /// One finished attempt, and the state that it has led to.
     Attempt { seq: Seq, attempt: Box<AttemptRecord>, state: State },
     /// Ended, or made due at another time, without an attempt; and who wanted that, if it was a person.
@@ -106,7 +106,7 @@ pub enum Recorded {
 
 /// What came of a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RecordedAs {
+pub enum RecordResult {
     Done,
     /// Another attempt of this number has been recorded, or the delivery has ended. Nothing was changed.
     MovedOn,
@@ -142,7 +142,7 @@ pub struct LaneState {
 
 /// What an owner shows of a lane, for whoever is asked why something waits.
 #[derive(Clone, PartialEq, Debug)]
-pub struct LaneShown {
+pub struct LaneSnapshot {
     pub endpoint: EndpointId,
     /// When it was so.
     pub at: Timestamp,
@@ -161,10 +161,10 @@ pub struct LaneShown {
     pub blocked: Option<String>,
 }
 
-impl LaneShown {
+impl LaneSnapshot {
     /// A lane of which nothing is known but its endpoint.
-    pub fn unknown(endpoint: EndpointId, at: Timestamp) -> LaneShown {
-        LaneShown {
+    pub fn unknown(endpoint: EndpointId, at: Timestamp) -> LaneSnapshot {
+        LaneSnapshot {
             endpoint,
             at,
             memory: LaneMemory::new(),

@@ -20,7 +20,7 @@ use posthaste_core::endpoint::{
 };
 use posthaste_core::event::{EventType, TypePatterns};
 use posthaste_core::filter::Filter;
-use posthaste_core::health::{DisableReason, FailingRun, Health, Told, Warning};
+use posthaste_core::health::{DisableReason, FailingRun, Health, ReportedStage, Warning};
 use posthaste_core::id::{DeliveryId, EndpointId, EndpointUid, TenantId};
 use posthaste_core::quiet_hours::{Days, Maintenance, QuietHours, TimeOfDay, Window};
 use posthaste_core::retry::{Jitter, RetryPolicy, Strategy};
@@ -32,7 +32,7 @@ use posthaste_core::timeout::{Adaptive, Descent, Learned, Mode, Pinned, Tally};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, LaneShown};
+use crate::{Error, LaneSnapshot};
 
 /// What is known of an endpoint beside its document.
 #[derive(Clone, Debug)]
@@ -209,7 +209,7 @@ struct DisableReasonDocument {
 }
 
 /// All that an owner shows of a lane but its endpoint and the time.
-pub(crate) fn shown_lane(lane: &LaneShown) -> String {
+pub(crate) fn shown_lane(lane: &LaneSnapshot) -> String {
     write(&ShownLaneDocument {
         lane: LaneDocument::of(&lane.memory, &lane.timeout),
         tenant_bucket_full_at_ns: lane.tenant_bucket.map(Bucket::as_nanos),
@@ -221,11 +221,11 @@ pub(crate) fn shown_lane(lane: &LaneShown) -> String {
     })
 }
 
-pub(crate) fn read_shown_lane(endpoint: EndpointId, at: Timestamp, text: &str) -> Result<LaneShown, Error> {
+pub(crate) fn read_shown_lane(endpoint: EndpointId, at: Timestamp, text: &str) -> Result<LaneSnapshot, Error> {
     let read = || {
         let document: ShownLaneDocument = parse(text)?;
         let (memory, timeout) = document.lane.read()?;
-        Ok(LaneShown {
+        Ok(LaneSnapshot {
             endpoint,
             at,
             memory,
@@ -833,12 +833,12 @@ struct FailingDocument {
     #[serde(default)]
     refusals: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    told: Option<ToldDocument>,
+    told: Option<ReportedStageDocument>,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum ToldDocument {
+enum ReportedStageDocument {
     Refusing,
     Half,
     NineTenths,
@@ -854,10 +854,10 @@ impl FailingDocument {
             failures: run.failures,
             refusals: run.refusals,
             told: run.told.map(|told| match told {
-                Told::Warning(Warning::Refusing) => ToldDocument::Refusing,
-                Told::Warning(Warning::Half) => ToldDocument::Half,
-                Told::Warning(Warning::NineTenths) => ToldDocument::NineTenths,
-                Told::GivenUp => ToldDocument::GivenUp,
+                ReportedStage::Warning(Warning::Refusing) => ReportedStageDocument::Refusing,
+                ReportedStage::Warning(Warning::Half) => ReportedStageDocument::Half,
+                ReportedStage::Warning(Warning::NineTenths) => ReportedStageDocument::NineTenths,
+                ReportedStage::GivenUp => ReportedStageDocument::GivenUp,
             }),
         }
     }
@@ -870,10 +870,10 @@ impl FailingDocument {
             failures: self.failures,
             refusals: self.refusals,
             told: self.told.map(|told| match told {
-                ToldDocument::Refusing => Told::Warning(Warning::Refusing),
-                ToldDocument::Half => Told::Warning(Warning::Half),
-                ToldDocument::NineTenths => Told::Warning(Warning::NineTenths),
-                ToldDocument::GivenUp => Told::GivenUp,
+                ReportedStageDocument::Refusing => ReportedStage::Warning(Warning::Refusing),
+                ReportedStageDocument::Half => ReportedStage::Warning(Warning::Half),
+                ReportedStageDocument::NineTenths => ReportedStage::Warning(Warning::NineTenths),
+                ReportedStageDocument::GivenUp => ReportedStage::GivenUp,
             }),
         }
     }
@@ -1462,8 +1462,9 @@ mod tests {
         ];
         let bucket =
             prop_oneof![Just(Bucket::full()), Just(Bucket::from_nanos(i64::MAX)), any::<i64>().prop_map(Bucket::from_nanos)];
-        let warned = |warning| Some(Told::Warning(warning));
-        let told = vec![None, warned(Warning::Refusing), warned(Warning::Half), warned(Warning::NineTenths), Some(Told::GivenUp)];
+        let warned = |warning| Some(ReportedStage::Warning(warning));
+        let told =
+            vec![None, warned(Warning::Refusing), warned(Warning::Half), warned(Warning::NineTenths), Some(ReportedStage::GivenUp)];
         let long = a_duration(Duration::from_hours(10_000));
         let run = (a_moment(), a_moment(), long, any::<[u32; 2]>(), prop::sample::select(told)).prop_map(
             |(since, last, failing_for, [failures, refusals], told)| FailingRun {

@@ -83,7 +83,7 @@ pub struct DeliveryQuery {
 
 /// Whose rows, and after which.
 #[derive(Clone, PartialEq, Default, Debug)]
-pub struct MadeAfter {
+pub struct RowsAfter {
     pub tenant: Option<TenantId>,
     pub endpoint: Option<EndpointId>,
     pub after: Seq,

@@ -4,7 +4,7 @@ use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
 use posthaste_core::id::{DeliveryId, EndpointId};
-use posthaste_core::retention::{self, Keeping, Standing};
+use posthaste_core::retention::{self, Keeping, RetentionStatus};
 use posthaste_core::scheduler::Seq;
 use posthaste_core::time::Timestamp;
 
@@ -38,7 +38,7 @@ impl Default for Housekeeping {
 
 /// What a step has removed.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct SweptAway {
+pub struct CleanupStep {
     pub deliveries: u64,
     pub events: u64,
     /// Those that expired by themselves. Others go with their events.
@@ -69,11 +69,11 @@ pub struct SweptAway {
     pub longest_hold: Duration,
 }
 
-impl SweptAway {
+impl CleanupStep {
     /// Nothing was removed, and there is nothing more to look at now.
     pub fn is_nothing(self) -> bool {
-        let SweptAway { behind, busy, longest_hold, .. } = SweptAway::default();
-        SweptAway { behind, busy, longest_hold, ..self } == SweptAway::default()
+        let CleanupStep { behind, busy, longest_hold, .. } = CleanupStep::default();
+        CleanupStep { behind, busy, longest_hold, ..self } == CleanupStep::default()
     }
 
     pub(crate) fn held(&mut self, took: Duration) {
@@ -137,12 +137,12 @@ impl TenantKeeping {
 }
 
 /// The status of a row, for [`retention::fate`].
-pub(crate) fn standing(status: &str, due_at_ms: Option<i64>, ended_at_ms: Option<i64>) -> Result<Standing, Error> {
+pub(crate) fn standing(status: &str, due_at_ms: Option<i64>, ended_at_ms: Option<i64>) -> Result<RetentionStatus, Error> {
     let at = |millis: Option<i64>| millis.map(Timestamp::from_millis).ok_or(Error::Corrupt { what: "status" });
     match status {
-        "waiting" => Ok(Standing::Waiting { due: at(due_at_ms)? }),
-        "dead" => Ok(Standing::Dead { at: at(ended_at_ms)? }),
-        "delivered" | "cancelled" => Ok(Standing::Ended { at: at(ended_at_ms)? }),
+        "waiting" => Ok(RetentionStatus::Waiting { due: at(due_at_ms)? }),
+        "dead" => Ok(RetentionStatus::Dead { at: at(ended_at_ms)? }),
+        "delivered" | "cancelled" => Ok(RetentionStatus::Ended { at: at(ended_at_ms)? }),
         _ => Err(Error::Corrupt { what: "status" }),
     }
 }
@@ -207,7 +207,7 @@ impl Rotation {
     }
 
     /// Has more to delete: its next turn comes after everybody else's.
-    pub(crate) fn has_more(&mut self, tenant: DueTenant) {
+    pub(crate) fn requeue(&mut self, tenant: DueTenant) {
         if self.known.insert(tenant.id.clone()) {
             self.due.push_back(tenant);
         }
@@ -242,7 +242,7 @@ impl Rotation {
 }
 
 /// How far the deliveries of an event, or a delivery, are from being deleted.
-pub(crate) use retention::{Fate, fate};
+pub(crate) use retention::{RetentionDecision, fate};
 
 #[cfg(test)]
 mod tests {
@@ -266,7 +266,7 @@ mod tests {
             // The last three of each step are not reached.
             for tenant in turns.by_ref().take(5) {
                 order.push(tenant.id.clone());
-                rotation.has_more(tenant);
+                rotation.requeue(tenant);
             }
             rotation.was_not_reached(turns);
         }
@@ -285,7 +285,7 @@ mod tests {
             assert_eq!((turns.len(), quantum), (1, 2));
             order.extend(turns.iter().map(|tenant| tenant.id.clone()));
             for tenant in turns {
-                rotation.has_more(tenant);
+                rotation.requeue(tenant);
             }
         }
         assert_eq!(order, ["t0000", "t0001", "t0002", "t0000", "t0001", "t0002"]);

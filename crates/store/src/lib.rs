@@ -47,28 +47,29 @@ use posthaste_core::id::{DeliveryId, EndpointId, EventId, KeyId, ReplayId, Tenan
 use posthaste_core::scheduler::Seq;
 use posthaste_core::time::Timestamp;
 
-pub use accepting::{DEFAULT_TENANT, Draft, RESERVED_TYPES, Refused, check_not_reserved, check_tenant, is_reserved_type};
-pub use backlog::{Backlog, BacklogQuery, LaneBacklog, PlaceQuery, Waiting, Whose};
+pub use accepting::{DEFAULT_TENANT, Draft, InvalidEvent, RESERVED_TYPES, check_not_reserved, check_tenant, is_reserved_type};
+pub use backlog::{Backlog, BacklogGroup, BacklogQuery, BacklogScope, LaneBacklog, PlaceQuery};
 pub use clock::{Clock, ClockSource, ClockStatus, SystemClock};
-pub use cluster::{Claimed, Epoch, GivenUp, HandedOver, LEASE, LeaveAlone, NodeId, PARTITIONS, Partition, partition_of};
-pub use commands::{APPLY_MAX, Applied, Asked, COMMAND_MAX, Command, Commanded, Commands};
+pub use cluster::{Claimed, Epoch, GivenUp, HandedOver, InFlightElsewhere, LEASE, NodeId, PARTITIONS, Partition, partition_of};
+pub use commands::{APPLY_MAX, ApplyResult, COMMAND_MAX, Command, CommandOutcome, CommandRequest, Commands};
 pub use commits::Commits;
 pub use configuration::{
-    AUTO_DISABLED, Audit, AuditRow, Change, Configured, EndpointQuery, Key, KeyHash, KeyScope, NewEndpoint, Refusal, SecretText,
+    AUTO_DISABLED, Audit, AuditRow, Change, ChangeResult, EndpointQuery, Key, KeyHash, KeyScope, NewEndpoint, Refusal, SecretText,
     StoredEndpoint, StoredSecret, StoredTenant,
 };
 pub use delivering::{
-    AttemptRecord, Body, BodyError, LaneShown, LaneState, Record, Recorded, RecordedAs, Swept, TakenUp, WindowAsked, WindowRows,
+    AttemptRecord, Body, BodyError, DeliveryChange, EndpointBundle, LaneSnapshot, LaneState, Record, RecordResult, SweepPage,
+    WindowRequest, WindowRows,
 };
 pub use endpoint_versions::EndpointVersion;
 pub use examination::{Examined, MasterKeyFit, Schema};
-pub use feed::{Fed, Feed};
-pub use history::{Cursor, DeliveryQuery, DeliveryRow, EventQuery, EventRow, MadeAfter, Page, StatusFilter};
-pub use housekeeping::{Housekeeping, Overdue, OverdueReason, SweptAway};
+pub use feed::{CommittedDelivery, Feed};
+pub use history::{Cursor, DeliveryQuery, DeliveryRow, EventQuery, EventRow, Page, RowsAfter, StatusFilter};
+pub use housekeeping::{CleanupStep, Housekeeping, Overdue, OverdueReason};
 pub use migrations::SCHEMA_VERSION;
 pub use options::Options;
 pub use postgres::{Postgres, read_url as read_postgres_url, sentence as postgres_sentence};
-pub use publishing::{KnownBy, NewEvent, Published};
+pub use publishing::{DuplicateBy, NewEvent, Published};
 pub use replays::{NewReplay, ReplayCount, ReplayFilter, ReplayRow, ReplayState, Skipped};
 pub use sealed::{Keyring, MasterKey, MasterKeyError, SealedValues};
 pub use sessions::{
@@ -78,7 +79,7 @@ pub use sqlite::Sqlite;
 pub use statistics::{Counts, MINUTES_KEPT, StatisticsQuery, StatisticsStep};
 
 /// What a verb will answer.
-pub type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
+pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
 
 /// Everything that Posthaste knows.
 pub trait Store: fmt::Debug + Send + Sync {
@@ -100,176 +101,174 @@ pub trait Store: fmt::Debug + Send + Sync {
 
     /// Makes one change, writes who made it into the audit log, and raises the configuration's number and the tenant's
     /// version, together. From the answer on, every publish sees it.
-    fn configure(&self, change: Change, audit: Audit) -> Answer<'_, Result<Configured, Refusal>>;
+    fn configure(&self, change: Change, audit: Audit) -> StoreFuture<'_, Result<ChangeResult, Refusal>>;
     /// Rises with every change. Whoever keeps a copy compares it.
-    fn configuration_number(&self) -> Answer<'_, u64>;
+    fn configuration_number(&self) -> StoreFuture<'_, u64>;
     /// Deleted ones too, for their history. With a tenant, another tenant's is looked up like one that was never made.
-    fn endpoint(&self, tenant: Option<TenantId>, id: EndpointId) -> Answer<'_, Option<StoredEndpoint>>;
+    fn endpoint(&self, tenant: Option<TenantId>, id: EndpointId) -> StoreFuture<'_, Option<StoredEndpoint>>;
     /// Raised with every change of a tenant or of one of its endpoints; in the order asked, zero for one that is not there.
-    fn tenant_versions(&self, tenants: Vec<TenantId>) -> Answer<'_, Vec<u64>>;
+    fn tenant_versions(&self, tenants: Vec<TenantId>) -> StoreFuture<'_, Vec<u64>>;
     /// Newest first; without the deleted ones.
-    fn endpoints(&self, query: EndpointQuery) -> Answer<'_, Vec<StoredEndpoint>>;
-    fn tenant(&self, id: TenantId) -> Answer<'_, Option<StoredTenant>>;
+    fn endpoints(&self, query: EndpointQuery) -> StoreFuture<'_, Vec<StoredEndpoint>>;
+    fn tenant(&self, id: TenantId) -> StoreFuture<'_, Option<StoredTenant>>;
     /// In the order of their ids.
-    fn tenants(&self, after: Option<TenantId>, limit: usize) -> Answer<'_, Vec<StoredTenant>>;
+    fn tenants(&self, after: Option<TenantId>, limit: usize) -> StoreFuture<'_, Vec<StoredTenant>>;
     /// The whole catalogue, in the order of names.
-    fn event_types(&self) -> Answer<'_, Vec<Entry>>;
+    fn event_types(&self) -> StoreFuture<'_, Vec<Entry>>;
     /// By what a caller has shown. Revoked and expired ones are not found.
-    fn key(&self, hash: KeyHash) -> Answer<'_, Option<Key>>;
+    fn key(&self, hash: KeyHash) -> StoreFuture<'_, Option<Key>>;
     /// Newest first; revoked and expired ones too.
-    fn keys(&self, before: Option<KeyId>, limit: usize) -> Answer<'_, Vec<Key>>;
+    fn keys(&self, before: Option<KeyId>, limit: usize) -> StoreFuture<'_, Vec<Key>>;
     /// When keys were last used, collected by the caller over some time. Keys that are gone are passed over.
-    fn keys_used(&self, used: Vec<(KeyId, Timestamp)>) -> Answer<'_, ()>;
+    fn keys_used(&self, used: Vec<(KeyId, Timestamp)>) -> StoreFuture<'_, ()>;
     /// Keeps a session or a portal link, with its audit entry; the same one again changes nothing; refused where its tenant or its key is gone. The oldest of its kind
     /// makes room for it above [`SESSIONS_MAX`].
-    fn create_session(&self, session: NewSession, audit: Audit) -> Answer<'_, Result<(), Refusal>>;
+    fn create_session(&self, session: NewSession, audit: Audit) -> StoreFuture<'_, Result<(), Refusal>>;
     /// Exchanges the code of a portal link for a session, once, and writes the audit entry about it, together.
-    fn start_session(&self, code: KeyHash, token: KeyHash, audit: Audit) -> Answer<'_, Option<StoredSession>>;
+    fn start_session(&self, code: KeyHash, token: KeyHash, audit: Audit) -> StoreFuture<'_, Option<StoredSession>>;
     /// By what a caller has shown. Those that are over are not found.
-    fn session(&self, token: KeyHash) -> Answer<'_, Option<StoredSession>>;
+    fn session(&self, token: KeyHash) -> StoreFuture<'_, Option<StoredSession>>;
     /// Of the portal, newest first, with links that have not been used; without those that are over.
-    fn sessions(&self, query: SessionQuery) -> Answer<'_, Vec<StoredSession>>;
+    fn sessions(&self, query: SessionQuery) -> StoreFuture<'_, Vec<StoredSession>>;
     /// Ends sessions, with one audit entry if there were any. Answers how many there were.
-    fn end_sessions(&self, which: EndSessions, audit: Audit) -> Answer<'_, u64>;
-    /// Writes down what somebody did that changes nothing here.
-    fn note(&self, audit: Audit) -> Answer<'_, ()>;
+    fn end_sessions(&self, which: EndSessions, audit: Audit) -> StoreFuture<'_, u64>;
     /// Newest first.
-    fn audit(&self, tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> Answer<'_, Vec<AuditRow>>;
+    fn audit(&self, tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> StoreFuture<'_, Vec<AuditRow>>;
 
     // Publishing.
 
     /// Keeps each event **and** one delivery for each endpoint that `core::route` names, together, or answers why not;
     /// one that is refused never harms its neighbours. Calls that arrive during a commit share the next one.
-    fn publish(&self, events: Vec<NewEvent>) -> Answer<'_, Vec<Published>>;
+    fn publish(&self, events: Vec<NewEvent>) -> StoreFuture<'_, Vec<Published>>;
     /// The deliveries of this process's own commits, as they are made, with their events.
     fn feed(&self) -> Feed;
 
     // Delivering.
 
     /// Endpoints that have something unfinished, in the order of their ids; found without reading the backlog.
-    fn work(&self, after: Option<EndpointId>, limit: usize) -> Answer<'_, Vec<EndpointId>>;
+    fn work(&self, after: Option<EndpointId>, limit: usize) -> StoreFuture<'_, Vec<EndpointId>>;
     /// Endpoints with something that waits among the first `limit` rows after `after`. Looks at no more rows than that, so that
     /// a scan of a large table is many short reads.
-    fn sweep(&self, after: Seq, limit: usize) -> Answer<'_, Swept>;
+    fn sweep(&self, after: Seq, limit: usize) -> StoreFuture<'_, SweepPage>;
     /// What an owner has to know about these endpoints; in any order, deleted ones too, without those that never were.
-    fn take_up(&self, endpoints: Vec<EndpointId>) -> Answer<'_, Vec<TakenUp>>;
+    fn load_endpoints(&self, endpoints: Vec<EndpointId>) -> StoreFuture<'_, Vec<EndpointBundle>>;
     /// The next rows of these queues of lanes; one answer for each, in the order asked.
-    fn windows(&self, asked: Vec<WindowAsked>) -> Answer<'_, Vec<WindowRows>>;
+    fn windows(&self, asked: Vec<WindowRequest>) -> StoreFuture<'_, Vec<WindowRows>>;
     /// What these deliveries carry; in the order asked, without those that are gone.
-    fn bodies(&self, deliveries: Vec<Seq>) -> Answer<'_, Vec<Body>>;
+    fn bodies(&self, deliveries: Vec<Seq>) -> StoreFuture<'_, Vec<Body>>;
     /// Keeps attempts, moves their deliveries on, and writes lane states, together for each one given. One that is not
     /// the next of a delivery that waits, or whose partition has another epoch, changes nothing and says so; so that
     /// repeating it is harmless. Calls that arrive during a commit share the next one.
-    fn record(&self, records: Vec<Record>) -> Answer<'_, Vec<RecordedAs>>;
+    fn record(&self, records: Vec<Record>) -> StoreFuture<'_, Vec<RecordResult>>;
     /// What owners have written about a lane.
-    fn lane(&self, endpoint: EndpointId) -> Answer<'_, Option<LaneState>>;
+    fn lane(&self, endpoint: EndpointId) -> StoreFuture<'_, Option<LaneState>>;
     /// Stamps waiting rows of an endpoint with the class that its present configuration gives them, `limit` at a time.
     /// Answers where to go on.
-    fn restamp(&self, endpoint: EndpointId, after: Seq, limit: usize) -> Answer<'_, Option<Seq>>;
+    fn restamp(&self, endpoint: EndpointId, after: Seq, limit: usize) -> StoreFuture<'_, Option<Seq>>;
 
     /// Asks the owner of a partition to do something, and waits at most [`COMMAND_MAX`] for its answer (a test as long as its request takes); then nothing was done
     /// (`Unavailable`), or it was taken and whether it was done is not known (`Unknown`).
-    fn command(&self, partition: Partition, command: Command) -> Answer<'_, Commanded>;
+    fn command(&self, partition: Partition, command: Command) -> StoreFuture<'_, CommandOutcome>;
     /// Waits until the owner of a tenant's lanes goes by what is configured now, for one endpoint or for all of the tenant's; at
     /// most [`APPLY_MAX`]. Where no one owns them, whoever does next reads it first.
-    fn apply(&self, tenant: TenantId, endpoint: Option<EndpointId>) -> Answer<'_, Applied>;
+    fn apply(&self, tenant: TenantId, endpoint: Option<EndpointId>) -> StoreFuture<'_, ApplyResult>;
     /// What this node is asked to do, as owner of its partitions. Whoever listens last is the one who is asked.
     fn commands(&self, node: NodeId) -> Commands;
     /// What an owner shows of its lanes, so that any node can explain a hold. Replaces what was shown of them, unless that is
     /// younger.
-    fn show_lanes(&self, lanes: Vec<LaneShown>) -> Answer<'_, ()>;
+    fn publish_lanes(&self, lanes: Vec<LaneSnapshot>) -> StoreFuture<'_, ()>;
     /// What owners have shown of these, in no order; without those of which nothing was.
-    fn lanes_shown(&self, endpoints: Vec<EndpointId>) -> Answer<'_, Vec<LaneShown>>;
+    fn lane_snapshots(&self, endpoints: Vec<EndpointId>) -> StoreFuture<'_, Vec<LaneSnapshot>>;
 
     // Statistics.
 
     /// Adds some attempts that were recorded and not counted yet to the counts per minute, each exactly once, whoever asks and whatever dies in
     /// between. Answers whether there are more.
-    fn count(&self) -> Answer<'_, bool>;
+    fn count(&self) -> StoreFuture<'_, bool>;
     /// Sums of them, by steps of time, the oldest first; without steps in which nothing was counted.
-    fn statistics(&self, query: StatisticsQuery) -> Answer<'_, Vec<StatisticsStep>>;
+    fn statistics(&self, query: StatisticsQuery) -> StoreFuture<'_, Vec<StatisticsStep>>;
     /// What waits, counted over a bounded number of rows.
-    fn backlog(&self, query: BacklogQuery) -> Answer<'_, Backlog>;
+    fn backlog(&self, query: BacklogQuery) -> StoreFuture<'_, Backlog>;
     /// How many wait in front of a delivery; `None` if that could not be counted over a bounded number of rows.
-    fn ahead(&self, query: PlaceQuery) -> Answer<'_, Option<u64>>;
+    fn count_ahead(&self, query: PlaceQuery) -> StoreFuture<'_, Option<u64>>;
 
     // History.
 
     /// With a tenant, another tenant's is looked up like one that was never made.
-    fn delivery(&self, tenant: Option<TenantId>, id: DeliveryId) -> Answer<'_, Option<DeliveryRow>>;
+    fn delivery(&self, tenant: Option<TenantId>, id: DeliveryId) -> StoreFuture<'_, Option<DeliveryRow>>;
     /// Newest first. A page looks at a bounded number of rows, so it may be short and still not be the last.
-    fn deliveries(&self, query: DeliveryQuery) -> Answer<'_, Page<DeliveryRow>>;
+    fn deliveries(&self, query: DeliveryQuery) -> StoreFuture<'_, Page<DeliveryRow>>;
     /// The rows that were made after one, in their order. Where other processes write too, one with a smaller number may still come
     /// for as long as a commit takes.
-    fn made_after(&self, query: MadeAfter) -> Answer<'_, Vec<Seq>>;
+    fn rows_after(&self, query: RowsAfter) -> StoreFuture<'_, Vec<Seq>>;
     /// Deliveries by their rows, in no order; without those that are gone.
-    fn deliveries_at(&self, rows: Vec<Seq>) -> Answer<'_, Vec<DeliveryRow>>;
+    fn deliveries_at(&self, rows: Vec<Seq>) -> StoreFuture<'_, Vec<DeliveryRow>>;
     /// Dead and not retried, the newest death first.
-    fn dead_letters(&self, query: DeliveryQuery) -> Answer<'_, Page<DeliveryRow>>;
+    fn dead_letters(&self, query: DeliveryQuery) -> StoreFuture<'_, Page<DeliveryRow>>;
     /// Every try of a delivery, first to last.
-    fn attempts(&self, delivery: DeliveryId) -> Answer<'_, Vec<AttemptRecord>>;
+    fn attempts(&self, delivery: DeliveryId) -> StoreFuture<'_, Vec<AttemptRecord>>;
     /// What an endpoint was under these versions, in the order asked; an unknown endpoint has none. A version that is forgotten with its
     /// last attempt is answered as the one that replaced it.
-    fn endpoint_versions(&self, endpoint: EndpointId, versions: Vec<u64>) -> Answer<'_, Vec<EndpointVersion>>;
-    fn event(&self, tenant: Option<TenantId>, id: EventId) -> Answer<'_, Option<EventRow>>;
+    fn endpoint_versions(&self, endpoint: EndpointId, versions: Vec<u64>) -> StoreFuture<'_, Vec<EndpointVersion>>;
+    fn event(&self, tenant: Option<TenantId>, id: EventId) -> StoreFuture<'_, Option<EventRow>>;
     /// The tenants that have an event with this id; two at most, which is enough to know that the id alone names none.
-    fn tenants_of_event(&self, id: EventId) -> Answer<'_, Vec<TenantId>>;
+    fn tenants_of_event(&self, id: EventId) -> StoreFuture<'_, Vec<TenantId>>;
     /// Newest first, without payloads.
-    fn events(&self, query: EventQuery) -> Answer<'_, Page<EventRow>>;
+    fn events(&self, query: EventQuery) -> StoreFuture<'_, Page<EventRow>>;
 
     // Again.
 
     /// Starts a replay: its rows are made by [`Store::step_replay`].
-    fn create_replay(&self, replay: NewReplay, audit: Audit) -> Answer<'_, ReplayRow>;
+    fn create_replay(&self, replay: NewReplay, audit: Audit) -> StoreFuture<'_, ReplayRow>;
     /// What a replay would do if it were requested now.
-    fn count_replay(&self, filter: ReplayFilter) -> Answer<'_, ReplayCount>;
+    fn count_replay(&self, filter: ReplayFilter) -> StoreFuture<'_, ReplayCount>;
     /// With a tenant, one of another tenant or of all tenants is looked up like one that was never made.
-    fn replay(&self, tenant: Option<TenantId>, id: ReplayId) -> Answer<'_, Option<ReplayRow>>;
+    fn replay(&self, tenant: Option<TenantId>, id: ReplayId) -> StoreFuture<'_, Option<ReplayRow>>;
     /// Newest first.
-    fn replays(&self, tenant: Option<TenantId>, before: Option<ReplayId>, limit: usize) -> Answer<'_, Vec<ReplayRow>>;
+    fn replays(&self, tenant: Option<TenantId>, before: Option<ReplayId>, limit: usize) -> StoreFuture<'_, Vec<ReplayRow>>;
     /// Replays that are not finished, in the order in which they were asked for.
-    fn running_replays(&self) -> Answer<'_, Vec<ReplayRow>>;
+    fn running_replays(&self) -> StoreFuture<'_, Vec<ReplayRow>>;
     /// Makes at most `limit` of its rows and moves its cursor past them, together. Nobody makes a row twice, whatever
     /// dies in between. At most `unfinished_max` of an endpoint's replayed rows wait at once.
-    fn step_replay(&self, id: ReplayId, limit: usize, unfinished_max: usize) -> Answer<'_, Option<ReplayRow>>;
-    fn cancel_replay(&self, id: ReplayId, audit: Audit) -> Answer<'_, Option<ReplayRow>>;
+    fn step_replay(&self, id: ReplayId, limit: usize, unfinished_max: usize) -> StoreFuture<'_, Option<ReplayRow>>;
+    fn cancel_replay(&self, id: ReplayId, audit: Audit) -> StoreFuture<'_, Option<ReplayRow>>;
     /// A new delivery of the same event for one that has ended. It leaves the dead letters and names its successor.
     /// Refused while it waits, for a payload that is gone, and where the endpoint takes nothing.
-    fn repeat(&self, delivery: DeliveryId, audit: Audit) -> Answer<'_, Result<DeliveryRow, Refusal>>;
+    fn redeliver(&self, delivery: DeliveryId, audit: Audit) -> StoreFuture<'_, Result<DeliveryRow, Refusal>>;
 
     // Housekeeping.
 
     /// Takes one small step of everything that has to be forgotten: what has ended and is older than its tenant's
     /// retention, keys that are remembered no longer, what deleted endpoints and tenants have left, minutes that are older
     /// than [`MINUTES_KEPT`].
-    fn sweep_away(&self, limits: Housekeeping) -> Answer<'_, SweptAway>;
+    fn clean_up(&self, limits: Housekeeping) -> StoreFuture<'_, CleanupStep>;
     /// Deliveries that wait although they have expired, or have waited longer than retention: their owner ends them.
-    fn overdue(&self, limit: usize) -> Answer<'_, Vec<Overdue>>;
+    fn overdue(&self, limit: usize) -> StoreFuture<'_, Vec<Overdue>>;
     /// Erases the payload of an event; its history stays. Answers whether there was one.
-    fn erase(&self, tenant: Option<TenantId>, event: EventId, audit: Audit) -> Answer<'_, bool>;
+    fn erase(&self, tenant: Option<TenantId>, event: EventId, audit: Audit) -> StoreFuture<'_, bool>;
 
     // Many nodes.
 
     /// Announces a node. It owns nothing yet.
-    fn join(&self, node: NodeId) -> Answer<'_, ()>;
+    fn join(&self, node: NodeId) -> StoreFuture<'_, ()>;
     /// Says that a node is alive, for another [`LEASE`]. Once expired it is refused for ever: join anew.
-    fn renew(&self, node: NodeId) -> Answer<'_, Result<(), Refusal>>;
+    fn renew(&self, node: NodeId) -> StoreFuture<'_, Result<(), Refusal>>;
     /// Takes partitions that nobody owns, or whose owner's lease has ended, up to `share` in all, and raises their epochs.
     /// Answers all that the node owns then, and what earlier owners may still record.
-    fn claim(&self, node: NodeId, share: usize) -> Answer<'_, Result<Claimed, Refusal>>;
+    fn claim(&self, node: NodeId, share: usize) -> StoreFuture<'_, Result<Claimed, Refusal>>;
     /// Gives partitions up. What is named in flight is left alone by the next owner until then, and may be recorded under the old epoch,
     /// unless its attempt has been recorded already, or it does not wait any more; on PostgreSQL as long as the node's lease lasts.
-    fn hand_over(&self, node: NodeId, given_up: GivenUp, in_flight: Vec<HandedOver>) -> Answer<'_, ()>;
+    fn hand_over(&self, node: NodeId, given_up: GivenUp, in_flight: Vec<HandedOver>) -> StoreFuture<'_, ()>;
     /// By which master keys the secrets and headers of endpoints are sealed. Reads all endpoints.
-    fn sealed_values(&self) -> Answer<'_, SealedValues>;
+    fn sealed_values(&self) -> StoreFuture<'_, SealedValues>;
     /// Which of these deliveries an earlier owner may still record: those that were handed over, still wait and whose time has
     /// not passed. In no order.
-    fn handed_over_left(&self, deliveries: Vec<Seq>) -> Answer<'_, Vec<Seq>>;
+    fn handed_over_left(&self, deliveries: Vec<Seq>) -> StoreFuture<'_, Vec<Seq>>;
     /// Nodes whose lease has not ended.
-    fn nodes(&self) -> Answer<'_, Vec<NodeId>>;
+    fn nodes(&self) -> StoreFuture<'_, Vec<NodeId>>;
 
     /// Flushes, closes, and leaves the database so that the next start is quick. Further verbs answer `Unavailable`.
-    fn close(&self) -> Answer<'_, ()>;
+    fn close(&self) -> StoreFuture<'_, ()>;
 }
 
 /// Sorted by what a caller can do.
@@ -280,7 +279,7 @@ pub enum Error {
     Unavailable(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// Whoever could have said so was lost. It was written wholly or not at all.
     #[error("whether it was written is not known: the database was lost before it answered")]
-    Unknown,
+    CommitInDoubt,
     /// More is waiting to be written than there is room for. Nothing was written; try again later.
     #[error("the database cannot keep up")]
     Overloaded { retry_after: Duration },

@@ -39,7 +39,7 @@ pub enum Published {
     /// It was published before with another body, under this id.
     Conflict {
         event: EventId,
-        by: KnownBy,
+        by: DuplicateBy,
     },
     /// Choosing its endpoints would take too long. Nothing was stored.
     TooCostly(TooCostly),
@@ -47,21 +47,21 @@ pub enum Published {
 
 /// By what an event is known to have been published before.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum KnownBy {
+pub enum DuplicateBy {
     IdempotencyKey,
     /// The id that the publisher chose.
     Id,
 }
 
-impl KnownBy {
+impl DuplicateBy {
     /// From the column that tells the two apart.
-    pub(crate) fn of_kind(kind: &str) -> KnownBy {
-        if kind == "id" { KnownBy::Id } else { KnownBy::IdempotencyKey }
+    pub(crate) fn of_kind(kind: &str) -> DuplicateBy {
+        if kind == "id" { DuplicateBy::Id } else { DuplicateBy::IdempotencyKey }
     }
 }
 
 impl NewEvent {
-    pub(crate) fn has_been_resolved(&self) {
+    pub(crate) fn mark_resolved(&self) {
         if let Some(resolved) = &self.resolved {
             let _ = resolved.set(Instant::now());
         }
@@ -87,7 +87,7 @@ impl NewEvent {
             && row.ordering_key == event.ordering_key
             && row.timing == event.timing;
         if !is_the_same {
-            return Published::Conflict { event: row.id, by: KnownBy::Id };
+            return Published::Conflict { event: row.id, by: DuplicateBy::Id };
         }
         let deliveries = u32::try_from(row.deliveries.iter().sum::<u64>()).unwrap_or(u32::MAX);
         Published::Duplicate { event: row.id, event_type: row.event_type, timestamp: row.timestamp, deliveries }

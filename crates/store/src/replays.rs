@@ -182,21 +182,21 @@ pub(crate) enum Successor {
 
 /// What is to be done with a row that a look went over.
 #[derive(Debug)]
-pub(crate) enum Found<T> {
+pub(crate) enum RowAction<T> {
     NotMatched,
     Skipped(SkipReason),
     Make(T),
 }
 
-impl<T> Found<T> {
+impl<T> RowAction<T> {
     pub(crate) fn count_in(&self, count: &mut ReplayCount) {
         match self {
-            Found::NotMatched => {}
-            Found::Skipped(reason) => {
+            RowAction::NotMatched => {}
+            RowAction::Skipped(reason) => {
                 count.matched += 1;
                 count.skipped.add(*reason);
             }
-            Found::Make(_) => count.matched += 1,
+            RowAction::Make(_) => count.matched += 1,
         }
     }
 }

@@ -223,7 +223,7 @@ impl Tally {
 
 /// Whose a row is. Rows of an endpoint name its tenant too; those of everybody are under an id that no tenant has.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) enum Whose {
+pub(crate) enum StatisticsOwner {
     Endpoint(EndpointId, TenantId),
     Tenant(TenantId),
     Everybody,
@@ -232,7 +232,7 @@ pub(crate) enum Whose {
 pub(crate) const EVERYBODY: &str = "";
 
 /// What is to be added to which rows, in the order in which they are locked.
-pub(crate) type Tallies = BTreeMap<(Whose, i64), Tally>;
+pub(crate) type Tallies = BTreeMap<(StatisticsOwner, i64), Tally>;
 
 pub(crate) fn tallies<'a>(attempts: impl IntoIterator<Item = (CountedAttempt, &'a TenantId)>) -> Tallies {
     let mut of_endpoints: BTreeMap<(EndpointId, i64), (&TenantId, Tally)> = BTreeMap::new();
@@ -242,10 +242,10 @@ pub(crate) fn tallies<'a>(attempts: impl IntoIterator<Item = (CountedAttempt, &'
     }
     let mut tallies = Tallies::new();
     for ((endpoint, minute), (tenant, tally)) in of_endpoints {
-        for whose in [Whose::Tenant(tenant.clone()), Whose::Everybody] {
+        for whose in [StatisticsOwner::Tenant(tenant.clone()), StatisticsOwner::Everybody] {
             tallies.entry((whose, minute)).or_default().add(&tally);
         }
-        tallies.insert((Whose::Endpoint(endpoint, tenant.clone()), minute), tally);
+        tallies.insert((StatisticsOwner::Endpoint(endpoint, tenant.clone()), minute), tally);
     }
     tallies
 }

@@ -119,24 +119,24 @@ fn percent_decoded(text: &str) -> Option<Vec<u8>> {
 
 /// Why spans did not get there.
 #[derive(Debug)]
-pub(crate) enum Trouble {
+pub(crate) enum ExportError {
     /// It may work later.
     Passing { why: String, retry_after: Option<Duration> },
     /// It will not, however often it is tried.
     Lasting { why: String },
 }
 
-impl fmt::Display for Trouble {
+impl fmt::Display for ExportError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Trouble::Passing { why, .. } | Trouble::Lasting { why } => f.write_str(why),
+            ExportError::Passing { why, .. } | ExportError::Lasting { why } => f.write_str(why),
         }
     }
 }
 
-impl Trouble {
-    fn passing(why: impl fmt::Display) -> Trouble {
-        Trouble::Passing { why: why.to_string(), retry_after: None }
+impl ExportError {
+    fn passing(why: impl fmt::Display) -> ExportError {
+        ExportError::Passing { why: why.to_string(), retry_after: None }
     }
 }
 
@@ -166,15 +166,15 @@ impl Line {
     }
 
     /// Posts one request and answers how many of its spans were thrown away.
-    pub(crate) async fn send(&mut self, body: Bytes) -> Result<u64, Trouble> {
+    pub(crate) async fn send(&mut self, body: Bytes) -> Result<u64, ExportError> {
         let exchanged = timeout(REQUEST_MAX, self.exchange(body)).await;
         exchanged.unwrap_or_else(|_| {
             self.connection = None;
-            Err(Trouble::passing("no answer within 10 s"))
+            Err(ExportError::passing("no answer within 10 s"))
         })
     }
 
-    async fn exchange(&mut self, body: Bytes) -> Result<u64, Trouble> {
+    async fn exchange(&mut self, body: Bytes) -> Result<u64, ExportError> {
         let kept = self.connection.take().filter(|connection| !connection.is_closed());
         let is_kept = kept.is_some();
         let connection = match kept {
@@ -183,7 +183,7 @@ impl Line {
         };
         match self.post(connection, body.clone()).await {
             // A connection that has lain idle may have been closed at the other end meanwhile.
-            Err(Trouble::Passing { retry_after: None, .. }) if is_kept && self.connection.is_none() => {
+            Err(ExportError::Passing { retry_after: None, .. }) if is_kept && self.connection.is_none() => {
                 let connection = self.connect().await?;
                 self.post(connection, body).await
             }
@@ -191,15 +191,15 @@ impl Line {
         }
     }
 
-    async fn post(&mut self, mut connection: SendRequest<Full<Bytes>>, body: Bytes) -> Result<u64, Trouble> {
+    async fn post(&mut self, mut connection: SendRequest<Full<Bytes>>, body: Bytes) -> Result<u64, ExportError> {
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = Method::POST;
-        *request.uri_mut() = self.collector.path.parse().map_err(Trouble::passing)?;
+        *request.uri_mut() = self.collector.path.parse().map_err(ExportError::passing)?;
         *request.headers_mut() = self.headers.clone();
-        connection.ready().await.map_err(Trouble::passing)?;
-        let response = connection.send_request(request).await.map_err(Trouble::passing)?;
+        connection.ready().await.map_err(ExportError::passing)?;
+        let response = connection.send_request(request).await.map_err(ExportError::passing)?;
         let (head, body) = response.into_parts();
-        let answer = Limited::new(body, ANSWER_BYTES_MAX).collect().await.map_err(Trouble::passing)?.to_bytes();
+        let answer = Limited::new(body, ANSWER_BYTES_MAX).collect().await.map_err(ExportError::passing)?.to_bytes();
         self.connection = Some(connection);
         let why = format!("the collector answered {}", head.status.as_u16());
         match head.status {
@@ -209,24 +209,26 @@ impl Line {
             | StatusCode::SERVICE_UNAVAILABLE
             | StatusCode::GATEWAY_TIMEOUT => {
                 let seconds = head.headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
-                Err(Trouble::Passing { why, retry_after: seconds.map(Duration::from_secs) })
+                Err(ExportError::Passing { why, retry_after: seconds.map(Duration::from_secs) })
             }
-            _ => Err(Trouble::Lasting { why }),
+            _ => Err(ExportError::Lasting { why }),
         }
     }
 
-    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, Trouble> {
+    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, ExportError> {
         let Collector { host, port, .. } = &self.collector;
-        let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(Trouble::passing)?;
-        stream.set_nodelay(true).map_err(Trouble::passing)?;
+        let stream = TcpStream::connect((host.as_str(), *port)).await.map_err(ExportError::passing)?;
+        stream.set_nodelay(true).map_err(ExportError::passing)?;
         let Some(tls) = &self.tls else { return shake_hands(stream).await };
-        let name = ServerName::try_from(host.clone()).map_err(Trouble::passing)?;
-        shake_hands(tls.connect(name, stream).await.map_err(Trouble::passing)?).await
+        let name = ServerName::try_from(host.clone()).map_err(ExportError::passing)?;
+        shake_hands(tls.connect(name, stream).await.map_err(ExportError::passing)?).await
     }
 }
 
-async fn shake_hands(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> Result<SendRequest<Full<Bytes>>, Trouble> {
-    let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(Trouble::passing)?;
+async fn shake_hands(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+) -> Result<SendRequest<Full<Bytes>>, ExportError> {
+    let (sender, connection) = handshake(TokioIo::new(stream)).await.map_err(ExportError::passing)?;
     tokio::spawn(connection);
     Ok(sender)
 }

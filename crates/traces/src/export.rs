@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::collector::{Line, Trouble};
+use crate::collector::{ExportError, Line};
 use crate::otlp;
 use crate::span::Span;
 
@@ -110,11 +110,11 @@ struct Export {
     stopped: watch::Receiver<bool>,
     counts: Arc<Counts>,
     version: &'static str,
-    trouble: Option<Told>,
+    trouble: Option<LoggedFailure>,
 }
 
 /// Trouble that was told of, when, and how many had been dropped by then.
-struct Told {
+struct LoggedFailure {
     at: Instant,
     dropped: u64,
 }
@@ -166,16 +166,16 @@ impl Export {
                     }
                     return;
                 }
-                Err(trouble @ Trouble::Lasting { .. }) => {
+                Err(trouble @ ExportError::Lasting { .. }) => {
                     self.counts.dropped_refused.add(spans);
                     self.complain(&trouble.to_string());
                     return;
                 }
-                Err(trouble @ Trouble::Passing { .. }) if is_last => {
+                Err(trouble @ ExportError::Passing { .. }) if is_last => {
                     self.counts.dropped_unreachable.add(spans);
                     self.complain(&trouble.to_string());
                 }
-                Err(Trouble::Passing { why, retry_after }) => {
+                Err(ExportError::Passing { why, retry_after }) => {
                     tracing::debug!(why, "spans were not exported yet");
                     let pause_now = retry_after.map_or(pause, |asked| asked.max(pause)).min(PAUSE_MAX);
                     tokio::select! {
@@ -199,7 +199,7 @@ impl Export {
         let before = self.trouble.as_ref().map_or(0, |told| told.dropped);
         let lately = dropped.saturating_sub(before);
         tracing::warn!(collector = %self.line.collector(), why, dropped = lately, "spans are lost on their way to the collector");
-        self.trouble = Some(Told { at: Instant::now(), dropped });
+        self.trouble = Some(LoggedFailure { at: Instant::now(), dropped });
     }
 }
 

@@ -30,7 +30,7 @@ pub use export::Exporter;
 use export::{Counts, QUEUE_TRACES_MAX};
 pub use otlp::spans_in;
 use span::Span;
-pub use span_deliver::{Attempt, Begun, Ended, RecordedAs, Server};
+pub use span_deliver::{Attempt, AttemptEnd, AttemptStart, RecordStatus, Server};
 pub use span_publish::{Publish, PublishedAs};
 
 /// What the operator has set.
@@ -80,7 +80,7 @@ impl Traces {
     }
 
     /// An attempt is recorded, or cannot be.
-    pub fn attempted(&self, attempt: &Attempt, ended: &Ended) {
+    pub fn attempted(&self, attempt: &Attempt, ended: &AttemptEnd) {
         self.hand_over(attempt.spans(ended));
     }
 

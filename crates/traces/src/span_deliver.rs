@@ -15,7 +15,7 @@ use crate::span::{Attributes, Kind, Parent, Span, Value};
 
 /// What is known of an attempt before it is made.
 #[derive(Clone, Copy, Debug)]
-pub struct Begun<'a> {
+pub struct AttemptStart<'a> {
     pub endpoint: EndpointId,
     pub delivery: DeliveryId,
     /// Counted from 1.
@@ -58,7 +58,7 @@ pub struct Attempt {
 
 /// How it has ended.
 #[derive(Clone, Copy, Debug)]
-pub struct Ended {
+pub struct AttemptEnd {
     pub attempt: AttemptId,
     pub outcome: Outcome,
     pub timings: Timings,
@@ -66,11 +66,11 @@ pub struct Ended {
     /// When it was judged, and began to be recorded.
     pub judged: Instant,
     pub recorded: Instant,
-    pub recorded_as: RecordedAs,
+    pub recorded_as: RecordStatus,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum RecordedAs {
+pub enum RecordStatus {
     Done,
     /// Another attempt of this number was recorded before, or the delivery had ended.
     MovedOn,
@@ -80,8 +80,8 @@ pub enum RecordedAs {
 
 impl Attempt {
     /// It begins now.
-    pub fn begin(trace: Trace, event: &Event, begun: Begun<'_>) -> Attempt {
-        let Begun { endpoint, delivery, number, due, server, timeout } = begun;
+    pub fn begin(trace: Trace, event: &Event, begun: AttemptStart<'_>) -> Attempt {
+        let AttemptStart { endpoint, delivery, number, due, server, timeout } = begun;
         Attempt {
             trace,
             deliver: SpanId::from_draw(rand::random()),
@@ -117,7 +117,7 @@ impl Attempt {
         self.answered = Some(Instant::now());
     }
 
-    pub(crate) fn spans(&self, ended: &Ended) -> Vec<Span> {
+    pub(crate) fn spans(&self, ended: &AttemptEnd) -> Vec<Span> {
         let anchor = Anchor::now();
         let began = anchor.nanos(self.began);
         let claimed_from = nanos_of(self.due).min(began);
@@ -150,19 +150,19 @@ impl Attempt {
         spans.push(Span { attributes: of_state(ended.state), ..judged });
         let recorded = this.step("record_attempt", anchor.nanos(ended.judged), anchor.nanos(ended.recorded));
         let recorded_as = match ended.recorded_as {
-            RecordedAs::Done => "done",
-            RecordedAs::MovedOn => "moved_on",
-            RecordedAs::NotOwner => "not_owner",
+            RecordStatus::Done => "done",
+            RecordStatus::MovedOn => "moved_on",
+            RecordStatus::NotOwner => "not_owner",
         };
         spans.push(Span {
             attributes: vec![("posthaste.record.result", Value::word(recorded_as))],
-            has_failed: ended.recorded_as != RecordedAs::Done,
+            has_failed: ended.recorded_as != RecordStatus::Done,
             ..recorded
         });
         spans
     }
 
-    fn attributes(&self, ended: &Ended) -> Attributes {
+    fn attributes(&self, ended: &AttemptEnd) -> Attributes {
         let mut attributes = vec![
             ("messaging.system", Value::word("posthaste")),
             ("messaging.operation.name", Value::word("deliver")),
@@ -184,7 +184,7 @@ impl Attempt {
         attributes
     }
 
-    fn of_request(&self, ended: &Ended) -> Attributes {
+    fn of_request(&self, ended: &AttemptEnd) -> Attributes {
         let mut attributes =
             vec![("http.request.method", Value::word("POST")), ("posthaste.timeout_ms", Value::count(self.timeout.as_millis()))];
         if self.number > 1 {

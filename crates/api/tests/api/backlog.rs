@@ -5,7 +5,7 @@ use std::time::Duration;
 use posthaste_core::id::EndpointId;
 use posthaste_core::scheduler::LaneMemory;
 use posthaste_core::timeout::Adaptive;
-use posthaste_store::LaneShown;
+use posthaste_store::LaneSnapshot;
 use serde_json::{Value, json};
 
 use crate::owner::Owner;
@@ -45,7 +45,7 @@ async fn what_waits_is_counted_by_why(server: Server) {
     owner.attempt(rows.iter().find(|row| row.event.as_str() == "ended").unwrap(), 204).await;
     // One is in flight, as its owner shows.
     let flying = rows.iter().find(|row| row.tenant.as_str() == "acme" && row.ordering_key.is_none() && !row.is_later).unwrap();
-    let lane = LaneShown {
+    let lane = LaneSnapshot {
         endpoint: EndpointId::parse(&text(&plain["id"])).unwrap(),
         at: server.store.now(),
         memory: LaneMemory::default(),
@@ -57,7 +57,7 @@ async fn what_waits_is_counted_by_why(server: Server) {
         has_slot: true,
         blocked: None,
     };
-    server.store.show_lanes(vec![lane]).await.unwrap();
+    server.store.publish_lanes(vec![lane]).await.unwrap();
     let backlog = server.get("/v1/stats").await.expect(200)["backlog"].clone();
     assert_eq!(backlog["is_complete"], true);
     assert_eq!((&backlog["waiting"], &backlog["pending"], &backlog["delivering"]), (&json!(8), &json!(3), &json!(1)), "{backlog}");

@@ -6,7 +6,7 @@ use axum::body::Body;
 use axum::extract::ConnectInfo;
 use http::Request;
 use posthaste_api::Options;
-use posthaste_metrics::{Limits, Metrics, Trouble};
+use posthaste_metrics::{Limits, Metrics, StallReason};
 use serde_json::json;
 use tower::ServiceExt;
 
@@ -80,7 +80,7 @@ async fn i41_a_node_that_should_deliver_and_does_not_says_so_and_still_takes_eve
     let server = Server::with("metrics-stalled", Options { metrics: Some(metrics.clone()), ..options() });
     let stalled = async || server.get("/metrics").await.text().contains("posthaste_delivery_stalled{reason=\"read_unanswered\"} 1");
     assert!(!stalled().await);
-    metrics.liveness().found(Some(Trouble::ReadUnanswered));
+    metrics.liveness().found(Some(StallReason::ReadUnanswered));
     assert!(stalled().await);
     server.get("/readyz").await.expect(200);
     metrics.liveness().found(None);

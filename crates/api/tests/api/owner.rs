@@ -7,7 +7,8 @@ use posthaste_core::delivery::{CancelReason, DeadReason, Outcome, State, Timings
 use posthaste_core::id::{AttemptId, DeliveryId};
 use posthaste_core::time::Timestamp;
 use posthaste_store::{
-    AttemptRecord, Command, Commanded, DeliveryQuery, DeliveryRow, Epoch, NodeId, Partition, Record, Recorded, StatusFilter, Store,
+    AttemptRecord, Command, CommandOutcome, DeliveryChange, DeliveryQuery, DeliveryRow, Epoch, NodeId, Partition, Record,
+    StatusFilter, Store,
 };
 
 pub(crate) struct Owner {
@@ -45,17 +46,17 @@ impl Owner {
                         let rows = self.store.deliveries(query).await.unwrap().rows;
                         self.cancel(&rows.iter().map(|row| row.id).collect::<Vec<_>>(), &in_flight).await
                     }
-                    Command::SendNow { delivery, .. } if in_flight.contains(&delivery) => Commanded::InFlight,
+                    Command::SendNow { delivery, .. } if in_flight.contains(&delivery) => CommandOutcome::InFlight,
                     Command::SendNow { delivery, .. } => {
                         let row = self.store.delivery(None, delivery).await.unwrap().unwrap();
                         self.move_to(&row, State::Waiting { due: self.store.now() }).await;
-                        Commanded::Done
+                        CommandOutcome::Done
                     }
                     Command::Test { .. } if std::mem::replace(&mut has_tested, true) => {
-                        Commanded::NotBefore(self.store.now() + Duration::from_secs(5))
+                        CommandOutcome::NotBefore(self.store.now() + Duration::from_secs(5))
                     }
-                    Command::Test { .. } => Commanded::Tested(Box::new(attempt(&self.store, 1, 204))),
-                    Command::Apply { .. } => Commanded::Done,
+                    Command::Test { .. } => CommandOutcome::Tested(Box::new(attempt(&self.store, 1, 204))),
+                    Command::Apply { .. } => CommandOutcome::Done,
                 };
                 let _ = asked.answer.send(done);
             }
@@ -63,25 +64,25 @@ impl Owner {
         is_ready.await.unwrap();
     }
 
-    async fn cancel(&self, deliveries: &[DeliveryId], in_flight: &[DeliveryId]) -> Commanded {
+    async fn cancel(&self, deliveries: &[DeliveryId], in_flight: &[DeliveryId]) -> CommandOutcome {
         if deliveries.is_empty() {
-            return Commanded::HasEnded;
+            return CommandOutcome::HasEnded;
         }
         if deliveries.iter().any(|delivery| in_flight.contains(delivery)) {
-            return Commanded::InFlight;
+            return CommandOutcome::InFlight;
         }
         for delivery in deliveries {
             let row = self.store.delivery(None, *delivery).await.unwrap().unwrap();
             if !matches!(row.state, State::Waiting { .. }) {
-                return Commanded::HasEnded;
+                return CommandOutcome::HasEnded;
             }
             self.move_to(&row, State::Cancelled { at: self.store.now(), reason: CancelReason::Requested }).await;
         }
-        Commanded::Done
+        CommandOutcome::Done
     }
 
     async fn move_to(&self, row: &DeliveryRow, state: State) {
-        self.record(row, Recorded::Moved { seq: row.seq, state, audit: None }).await;
+        self.record(row, DeliveryChange::Moved { seq: row.seq, state, audit: None }).await;
     }
 
     /// As if it had been tried, with this answer, and been given up or delivered.
@@ -89,21 +90,21 @@ impl Owner {
         let attempt = attempt(&self.store, row.attempts + 1, status);
         let at = self.store.now();
         let state = if status < 300 { State::Delivered { at } } else { State::Dead { at, reason: DeadReason::PermanentFailure } };
-        self.record(row, Recorded::Attempt { seq: row.seq, attempt: Box::new(attempt), state }).await;
+        self.record(row, DeliveryChange::Attempt { seq: row.seq, attempt: Box::new(attempt), state }).await;
     }
 
     /// As if it had been tried, with this answer, and were to be tried again at that time.
     pub(crate) async fn attempt_again_at(&self, row: &DeliveryRow, status: u16, due: Timestamp) {
         let attempt = Box::new(attempt(&self.store, row.attempts + 1, status));
-        self.record(row, Recorded::Attempt { seq: row.seq, attempt, state: State::Waiting { due } }).await;
+        self.record(row, DeliveryChange::Attempt { seq: row.seq, attempt, state: State::Waiting { due } }).await;
     }
 
-    async fn record(&self, row: &DeliveryRow, recorded: Recorded) {
+    async fn record(&self, row: &DeliveryRow, recorded: DeliveryChange) {
         let (_, epoch) = *self.partitions.iter().find(|(partition, _)| *partition == row.partition).unwrap();
         let record =
             Record { partition: row.partition, epoch, endpoint: row.endpoint, recorded, lane: None, disables_endpoint: None };
         let done = self.store.record(vec![record]).await.unwrap();
-        assert_eq!(done, [posthaste_store::RecordedAs::Done]);
+        assert_eq!(done, [posthaste_store::RecordResult::Done]);
     }
 }
 

@@ -222,10 +222,12 @@ async fn a_delivery_with_a_recorded_failure_is_not_shown_as_delivering() {
         server.post("/v1/events", r#"{"type": "a", "data": 1}"#).await.expect(202);
         let owner = Owner::of(&server.store).await;
         let row = server.deliveries().await.remove(0);
-        let shown =
-            |at| posthaste_store::LaneShown { in_flight: vec![row.id], ..posthaste_store::LaneShown::unknown(row.endpoint, at) };
+        let shown = |at| posthaste_store::LaneSnapshot {
+            in_flight: vec![row.id],
+            ..posthaste_store::LaneSnapshot::unknown(row.endpoint, at)
+        };
         let delivery = format!("/v1/deliveries/{}", row.id);
-        server.store.show_lanes(vec![shown(server.store.now())]).await.unwrap();
+        server.store.publish_lanes(vec![shown(server.store.now())]).await.unwrap();
         assert_eq!(server.get(&delivery).await.expect(200)["status"], "delivering");
         // The failure is recorded before its owner is seen again.
         let due = server.store.now() + std::time::Duration::from_secs(30);

@@ -63,7 +63,7 @@ pub enum Host {
 
 /// Which rule a URL breaks, in words for whoever wrote it.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Refused {
+pub enum DestinationError {
     #[error("a URL has at most 2,048 characters")]
     TooLong,
     #[error("a URL has no spaces, control characters or backslashes")]
@@ -90,45 +90,47 @@ pub enum Refused {
 
 impl Destination {
     /// Reads a URL. What it may not be whatever the operator allows is refused here.
-    pub fn parse(text: &str) -> Result<Destination, Refused> {
+    pub fn parse(text: &str) -> Result<Destination, DestinationError> {
         if text.chars().count() > URL_CHARACTERS_MAX {
-            return Err(Refused::TooLong);
+            return Err(DestinationError::TooLong);
         }
         if text.chars().any(|character| character.is_control() || character.is_whitespace() || character == '\\') {
-            return Err(Refused::Character);
+            return Err(DestinationError::Character);
         }
         let (scheme, rest) = match text.split_once("://") {
             Some((scheme, rest)) if scheme.eq_ignore_ascii_case("https") => (Scheme::Https, rest),
             Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => (Scheme::Http, rest),
-            Some(_) | None => return Err(Refused::Scheme),
+            Some(_) | None => return Err(DestinationError::Scheme),
         };
         let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
         if authority.is_empty() {
             // A browser would take the first part of the path for the host.
-            return Err(Refused::Unreadable("it has no host"));
+            return Err(DestinationError::Unreadable("it has no host"));
         }
         if authority.contains('@') {
-            return Err(Refused::UserInfo);
+            return Err(DestinationError::UserInfo);
         }
         if authority.contains('%') {
-            return Err(Refused::Percent);
+            return Err(DestinationError::Percent);
         }
         let written = written_host(authority);
         if written.chars().any(name::is_invisible) {
             // In the spelling that is sent nobody could see that they were there, so this rule is never lifted.
-            return Err(Refused::Name(NameRule::Invisible));
+            return Err(DestinationError::Name(NameRule::Invisible));
         }
-        let mut url = Url::parse(text).map_err(|error| Refused::Unreadable(reason(error)))?;
+        let mut url = Url::parse(text).map_err(|error| DestinationError::Unreadable(reason(error)))?;
         let (host, name_rule) = match url.host() {
-            None => return Err(Refused::Unreadable("it has no host")),
-            Some(url::Host::Ipv4(address)) if written != address.to_string() => return Err(Refused::Ipv4Spelling(address)),
+            None => return Err(DestinationError::Unreadable("it has no host")),
+            Some(url::Host::Ipv4(address)) if written != address.to_string() => {
+                return Err(DestinationError::Ipv4Spelling(address));
+            }
             Some(url::Host::Ipv4(address)) => (Host::Address(address.into()), None),
             Some(url::Host::Ipv6(address)) => (Host::Address(address.into()), None),
             Some(url::Host::Domain(name)) => {
                 let name = name.strip_suffix('.').unwrap_or(name).to_owned();
                 if name.split('.').any(str::is_empty) {
                     // No network has such a name, and dropping its last dot would make another one of it.
-                    return Err(Refused::Name(NameRule::Label));
+                    return Err(DestinationError::Name(NameRule::Label));
                 }
                 let rule = name::check(&name).err();
                 (Host::Name(name), rule)
@@ -137,14 +139,14 @@ impl Destination {
         if let (Host::Name(name), Some(written)) = (&host, url.host_str())
             && name != written
         {
-            url.set_host(Some(name)).map_err(|error| Refused::Unreadable(reason(error)))?;
+            url.set_host(Some(name)).map_err(|error| DestinationError::Unreadable(reason(error)))?;
         }
         if url.fragment().is_some() {
             url.set_fragment(None);
         }
-        let port = url.port_or_known_default().ok_or(Refused::Scheme)?;
+        let port = url.port_or_known_default().ok_or(DestinationError::Scheme)?;
         if !port::may_be_spoken_to(port) {
-            return Err(Refused::Port(port));
+            return Err(DestinationError::Port(port));
         }
         Ok(Destination { url, scheme, host, port, name_rule })
     }
@@ -177,11 +179,11 @@ impl fmt::Debug for Destination {
 impl Policy {
     /// What can be known without resolving the name: for whoever makes an endpoint, and once more before every attempt.
     /// Where any network is allowed, the rules about names are left to [`Policy::judge`].
-    pub fn check(&self, destination: &Destination) -> Result<(), Refused> {
+    pub fn check(&self, destination: &Destination) -> Result<(), DestinationError> {
         match destination.scheme {
             Scheme::Https => {}
             Scheme::Http if self.allow_http => {}
-            Scheme::Http => return Err(Refused::Http),
+            Scheme::Http => return Err(DestinationError::Http),
         }
         match &destination.host {
             Host::Address(address) => Ok(self.permits(*address)?),
@@ -191,7 +193,7 @@ impl Policy {
     }
 
     /// Whether a connection to this destination may go to this address. Every address that the name has must pass.
-    pub fn judge(&self, destination: &Destination, address: IpAddr) -> Result<(), Refused> {
+    pub fn judge(&self, destination: &Destination, address: IpAddr) -> Result<(), DestinationError> {
         self.permits(address)?;
         match self.check_name(destination) {
             Ok(()) => Ok(()),
@@ -253,7 +255,7 @@ mod tests {
         Policy { allowed_networks, allow_http: true, public_host: Some("Hooks.Ours.Com".to_owned()) }
     }
 
-    fn check(url: &str, policy: &Policy) -> Result<String, Refused> {
+    fn check(url: &str, policy: &Policy) -> Result<String, DestinationError> {
         let destination = Destination::parse(url)?;
         policy.check(&destination)?;
         Ok(destination.as_str().to_owned())
@@ -280,44 +282,44 @@ mod tests {
     #[test]
     fn a_url_that_could_mean_something_else_is_refused() {
         for (url, refused) in [
-            ("", Refused::Scheme),
-            ("example.com", Refused::Scheme),
-            ("ftp://example.com/", Refused::Scheme),
-            ("file:///etc/passwd", Refused::Scheme),
-            ("https:example.com", Refused::Scheme),
-            ("https:/example.com", Refused::Scheme),
-            ("javascript:alert(1)//https://a.b", Refused::Scheme),
-            (" https://example.com/", Refused::Character),
-            ("https://example.com/a b", Refused::Character),
-            ("https://example.com/\u{a0}", Refused::Character),
-            ("https://exa\tmple.com/", Refused::Character),
-            ("https://example.com/\r\nHost: x", Refused::Character),
-            ("https://example.com\\@10.0.0.1/", Refused::Character),
-            ("https://example.com/\0", Refused::Character),
-            ("https://user@example.com/", Refused::UserInfo),
-            ("https://example.com:pass@10.0.0.1/", Refused::UserInfo),
-            ("https://@example.com/", Refused::UserInfo),
-            ("https://10.0.0.1%2f@example.com/", Refused::UserInfo),
-            ("https://ex%61mple.com/", Refused::Percent),
-            ("https://[fe80::1%25eth0]/", Refused::Percent),
-            ("https://exam\u{ad}ple.com/", Refused::Name(NameRule::Invisible)),
-            ("https://example\u{200b}.com/", Refused::Name(NameRule::Invisible)),
-            ("https://example.com\u{2060}/", Refused::Name(NameRule::Invisible)),
-            ("https://a..com/", Refused::Name(NameRule::Label)),
-            ("https://a.com../", Refused::Name(NameRule::Label)),
-            ("https://。。/", Refused::Name(NameRule::Label)),
-            ("https:///example.com/", Refused::Unreadable("it has no host")),
-            ("https://?x", Refused::Unreadable("it has no host")),
-            ("https://[::1/", Refused::Unreadable("the host is not an IPv6 address")),
-            ("https://example.com:99999/", Refused::Unreadable("the port is not a number from 1 to 65535")),
-            ("https://exa<mple.com/", Refused::Unreadable("the host is not a name that can exist")),
+            ("", DestinationError::Scheme),
+            ("example.com", DestinationError::Scheme),
+            ("ftp://example.com/", DestinationError::Scheme),
+            ("file:///etc/passwd", DestinationError::Scheme),
+            ("https:example.com", DestinationError::Scheme),
+            ("https:/example.com", DestinationError::Scheme),
+            ("javascript:alert(1)//https://a.b", DestinationError::Scheme),
+            (" https://example.com/", DestinationError::Character),
+            ("https://example.com/a b", DestinationError::Character),
+            ("https://example.com/\u{a0}", DestinationError::Character),
+            ("https://exa\tmple.com/", DestinationError::Character),
+            ("https://example.com/\r\nHost: x", DestinationError::Character),
+            ("https://example.com\\@10.0.0.1/", DestinationError::Character),
+            ("https://example.com/\0", DestinationError::Character),
+            ("https://user@example.com/", DestinationError::UserInfo),
+            ("https://example.com:pass@10.0.0.1/", DestinationError::UserInfo),
+            ("https://@example.com/", DestinationError::UserInfo),
+            ("https://10.0.0.1%2f@example.com/", DestinationError::UserInfo),
+            ("https://ex%61mple.com/", DestinationError::Percent),
+            ("https://[fe80::1%25eth0]/", DestinationError::Percent),
+            ("https://exam\u{ad}ple.com/", DestinationError::Name(NameRule::Invisible)),
+            ("https://example\u{200b}.com/", DestinationError::Name(NameRule::Invisible)),
+            ("https://example.com\u{2060}/", DestinationError::Name(NameRule::Invisible)),
+            ("https://a..com/", DestinationError::Name(NameRule::Label)),
+            ("https://a.com../", DestinationError::Name(NameRule::Label)),
+            ("https://。。/", DestinationError::Name(NameRule::Label)),
+            ("https:///example.com/", DestinationError::Unreadable("it has no host")),
+            ("https://?x", DestinationError::Unreadable("it has no host")),
+            ("https://[::1/", DestinationError::Unreadable("the host is not an IPv6 address")),
+            ("https://example.com:99999/", DestinationError::Unreadable("the port is not a number from 1 to 65535")),
+            ("https://exa<mple.com/", DestinationError::Unreadable("the host is not a name that can exist")),
         ] {
             assert_eq!(check(url, &policy("")), Err(refused), "{url}");
         }
         assert_eq!(check(&format!("https://a.b/{}", "x".repeat(2036)), &policy("")).map(|url| url.len()), Ok(2048));
-        assert_eq!(check(&format!("https://a.b/{}", "x".repeat(2037)), &policy("")), Err(Refused::TooLong));
+        assert_eq!(check(&format!("https://a.b/{}", "x".repeat(2037)), &policy("")), Err(DestinationError::TooLong));
         let strict = Policy::default();
-        assert_eq!(check("http://example.com/", &strict), Err(Refused::Http));
+        assert_eq!(check("http://example.com/", &strict), Err(DestinationError::Http));
         assert_eq!(check("https://example.com/", &strict).as_deref(), Ok("https://example.com/"));
     }
 
@@ -336,7 +338,7 @@ mod tests {
             "https://127。0。0。1/",
             "https://①②⑦.⓪.⓪.①/",
         ] {
-            assert_eq!(check(url, &everything), Err(Refused::Ipv4Spelling([127, 0, 0, 1].into())), "{url}");
+            assert_eq!(check(url, &everything), Err(DestinationError::Ipv4Spelling([127, 0, 0, 1].into())), "{url}");
         }
         assert!(check("https://127.0.0.1/", &everything).is_ok());
         assert!(check("https://256.0.0.1/", &everything).is_err());
@@ -363,7 +365,7 @@ mod tests {
             ("https://a-.example.com/", NameRule::Label),
             ("https://a!b.example.com/", NameRule::Label),
         ] {
-            assert_eq!(check(url, &policy("")), Err(Refused::Name(rule)), "{url}");
+            assert_eq!(check(url, &policy("")), Err(DestinationError::Name(rule)), "{url}");
             assert_eq!(check(url, &policy("10.0.0.0/8")).err(), None, "left to the attempt: {url}");
         }
         for good in
@@ -373,10 +375,10 @@ mod tests {
         }
         let long = |labels: usize| format!("https://{}com/", "a123456789.".repeat(labels));
         assert!(check(&long(22), &policy("")).is_ok());
-        assert_eq!(check(&long(23), &policy("")), Err(Refused::Name(NameRule::Label)), "256 characters");
+        assert_eq!(check(&long(23), &policy("")), Err(DestinationError::Name(NameRule::Label)), "256 characters");
         let label = |length: usize| format!("https://{}.com/", "a".repeat(length));
         assert!(check(&label(63), &policy("")).is_ok());
-        assert_eq!(check(&label(64), &policy("")), Err(Refused::Name(NameRule::Label)));
+        assert_eq!(check(&label(64), &policy("")), Err(DestinationError::Name(NameRule::Label)));
     }
 
     #[test]
@@ -385,19 +387,19 @@ mod tests {
         let judge = |url: &str, address: &str| policy.judge(&Destination::parse(url).unwrap(), address.parse().unwrap());
         assert_eq!(judge("https://queue/", "10.1.2.3"), Ok(()));
         assert_eq!(judge("https://queue/", "2001:db8::1"), Ok(()));
-        assert_eq!(judge("https://queue/", "93.184.216.34"), Err(Refused::Name(NameRule::SingleLabel)));
-        assert_eq!(judge("https://hooks.ours.com/", "93.184.216.34"), Err(Refused::Name(NameRule::OurOwn)));
+        assert_eq!(judge("https://queue/", "93.184.216.34"), Err(DestinationError::Name(NameRule::SingleLabel)));
+        assert_eq!(judge("https://hooks.ours.com/", "93.184.216.34"), Err(DestinationError::Name(NameRule::OurOwn)));
         assert_eq!(judge("https://hooks.ours.com/", "10.1.2.3"), Ok(()));
         assert_eq!(judge("https://example.com/", "93.184.216.34"), Ok(()));
         assert_eq!(judge("https://example.com/", "10.1.2.3"), Ok(()));
-        assert!(matches!(judge("https://example.com/", "192.168.0.1"), Err(Refused::Address(_))));
+        assert!(matches!(judge("https://example.com/", "192.168.0.1"), Err(DestinationError::Address(_))));
     }
 
     #[test]
     fn ports_of_other_protocols_are_refused_and_no_network_lifts_that() {
         for port in [0, 1, 22, 25, 53, 445, 587, 2375, 3306, 5432, 6000, 6379, 6667, 9200, 10080, 10250, 11211, 27017] {
             let url = format!("https://127.0.0.1:{port}/");
-            assert_eq!(check(&url, &policy("127.0.0.0/8")), Err(Refused::Port(port)), "{port}");
+            assert_eq!(check(&url, &policy("127.0.0.0/8")), Err(DestinationError::Port(port)), "{port}");
         }
         for port in [80, 443, 3000, 8000, 8080, 8443, 65535] {
             assert!(check(&format!("http://127.0.0.1:{port}/"), &policy("127.0.0.0/8")).is_ok(), "{port}");

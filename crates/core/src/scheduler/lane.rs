@@ -7,7 +7,7 @@ use crate::bucket::{Bucket, RateLimit};
 use crate::circuit::{Breaker, CircuitPolicy, Permission, Signal, Transition};
 use crate::delivery::{self, CancelReason, DeadReason, Outcome, State, Verdict, judge, lane_hold};
 use crate::endpoint::{Status, Subscription};
-use crate::health::{DisableReason, Ended, Health, HealthPolicy, News};
+use crate::health::{DisableReason, Health, HealthChange, HealthPolicy, HealthSignal};
 use crate::id::{DeliveryId, EndpointId};
 use crate::plant::{self, Plant};
 use crate::quiet_hours::{Phase, QuietHours};
@@ -16,7 +16,7 @@ use crate::text::OrderingKey;
 use crate::time::Timestamp;
 
 use super::line::Line;
-use super::window::{Class, Entry, Place, Want, Window};
+use super::window::{Class, Entry, EntryPlace, Window, WindowQuery};
 
 /// What is said about an endpoint, as far as scheduling has to know it.
 #[derive(Clone, PartialEq, Debug)]
@@ -200,12 +200,12 @@ pub(super) enum Stage {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Turn {
     Send {
-        place: Place,
+        place: EntryPlace,
         is_probe: bool,
     },
     /// It is not to be sent any more.
     End {
-        place: Place,
+        place: EntryPlace,
         state: State,
     },
     /// Nothing before then; nothing at all until something changes if `None`.
@@ -219,7 +219,7 @@ pub(super) enum Turn {
 pub struct Decision {
     pub verdict: Verdict,
     pub transition: Option<Transition>,
-    pub news: Option<News>,
+    pub news: Option<HealthChange>,
     /// Why the endpoint is disabled from now on, if it is.
     pub disables_endpoint: Option<DisableReason>,
 }
@@ -276,7 +276,7 @@ impl Lane {
         phase
     }
 
-    pub(super) fn is_quiet(&mut self, now: Timestamp) -> bool {
+    pub(super) fn quiet_at(&mut self, now: Timestamp) -> bool {
         matches!(self.phase(now), Phase::Quiet { .. })
     }
 
@@ -307,8 +307,8 @@ impl Lane {
     }
 
     /// What should be read from the store before its turn. Moves what has become due to where [`Lane::turn`] looks.
-    pub(super) fn wants(&mut self, now: Timestamp, low_water: usize) -> Vec<Want> {
-        let rest_may_go = !self.is_quiet(now);
+    pub(super) fn wants(&mut self, now: Timestamp, low_water: usize) -> Vec<WindowQuery> {
+        let rest_may_go = !self.quiet_at(now);
         self.window.ripen(now, rest_may_go);
         self.window.wants(low_water, rest_may_go)
     }
@@ -393,7 +393,7 @@ impl Lane {
     }
 
     /// Puts it on the wire: a token is spent, and the circuit knows of its probe.
-    pub(super) fn start(&mut self, now: Timestamp, place: Place, is_probe: bool) -> &Entry {
+    pub(super) fn start(&mut self, now: Timestamp, place: EntryPlace, is_probe: bool) -> &Entry {
         let is_free = plant::is(Plant::NoTokenForRetries) && self.window.get(place).attempts > 0;
         if let Some(limit) = self.config.rate_limit.filter(|_| !is_free) {
             self.memory.bucket.take(now, limit).expect("a token was there when it was its turn");
@@ -434,15 +434,15 @@ impl Lane {
         }
         self.memory.held_until = self.memory.held_until.max(lane_hold(now, outcome));
         let ended = match outcome.class(&self.config.retry) {
-            delivery::Class::Success => Ended::Succeeded,
-            delivery::Class::Temporary => Ended::Failed,
-            delivery::Class::Permanent | delivery::Class::Gone => Ended::Refused,
+            delivery::Class::Success => HealthSignal::Succeeded,
+            delivery::Class::Temporary => HealthSignal::Failed,
+            delivery::Class::Permanent | delivery::Class::Gone => HealthSignal::Refused,
         };
         let news = self.memory.health.after(now, ended, &self.config.health);
         // What was in flight when it was disabled warns of nothing.
         let was_disabled = self.config.status == Status::Disabled;
-        let news = news.filter(|news| !was_disabled || *news == News::Recovered);
-        let given_up = || self.memory.health.reason_to_give_up(&self.config.health).filter(|_| news == Some(News::GiveUp));
+        let news = news.filter(|news| !was_disabled || *news == HealthChange::Recovered);
+        let given_up = || self.memory.health.reason_to_give_up(&self.config.health).filter(|_| news == Some(HealthChange::GiveUp));
         let disables_endpoint = if verdict.disables_endpoint() { Some(DisableReason::Gone) } else { given_up() };
         if disables_endpoint.is_some() {
             self.config.status = Status::Disabled;
@@ -495,9 +495,9 @@ impl Lane {
     }
 
     /// The owner before has it in flight: it is not touched until that is recorded, or until then.
-    pub(super) fn leave_alone(&mut self, delivery: DeliveryId, elsewhere: Elsewhere) {
+    pub(super) fn in_flight_elsewhere(&mut self, delivery: DeliveryId, elsewhere: Elsewhere) {
         if let Some(key) = &elsewhere.ordering_key {
-            self.window.is_busy(key.clone());
+            self.window.mark_key_busy(key.clone());
         }
         self.in_flight += 1;
         self.elsewhere.insert(delivery, elsewhere);
@@ -509,7 +509,7 @@ impl Lane {
         self.in_flight -= 1;
         self.window.left(delivery);
         if let Some(key) = ordering_key {
-            self.window.is_free(key);
+            self.window.mark_key_free(key);
         }
         self.window.mark_unread();
         true

@@ -34,8 +34,8 @@ use wake_ups::{Sleeper, WakeUps};
 use window::Window;
 
 pub use lane::{Decision, LaneConfig, LaneMemory, TokenWaits};
-pub use survey::{LaneSurvey, Waiting};
-pub use window::{Class, Entry, Seq, Want};
+pub use survey::{HeldRows, LaneSurvey};
+pub use window::{Class, Entry, Seq, WindowQuery};
 
 /// What holds for the whole node.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -70,7 +70,7 @@ pub enum Command {
     End { endpoint: EndpointId, delivery: DeliveryId, state: State },
     /// Read this from the store, at most `limit` rows, then say [`Scheduler::refilled`]. What is in flight is still in the
     /// store, so the limit leaves room for it.
-    Read { endpoint: EndpointId, want: Want, limit: usize },
+    Read { endpoint: EndpointId, want: WindowQuery, limit: usize },
 }
 
 /// Where rows come from when a lane is made.
@@ -308,7 +308,7 @@ impl Scheduler {
 
     /// The answer to [`Command::Read`]. `more` says that it was cut off at its limit, `seen` is the last row that was
     /// committed when it looked.
-    pub fn refilled(&mut self, endpoint: EndpointId, want: &Want, rows: Vec<Entry>, more: bool, seen: Seq) {
+    pub fn refilled(&mut self, endpoint: EndpointId, want: &WindowQuery, rows: Vec<Entry>, more: bool, seen: Seq) {
         let Some(number) = self.lane_numbers.get(&endpoint).copied() else { return };
         let Lane { window, flights, elsewhere, .. } = self.lane_mut(number);
         let is_in_flight = |delivery| flights.contains(delivery) || elsewhere.contains_key(&delivery);
@@ -537,7 +537,13 @@ impl Scheduler {
 
     /// The owner before has this in flight. It counts as in flight here, and nothing is done about it until it is
     /// [recorded](Scheduler::recorded_elsewhere) there, or until then.
-    pub fn leave_alone(&mut self, endpoint: EndpointId, delivery: DeliveryId, ordering_key: Option<OrderingKey>, until: Timestamp) {
+    pub fn in_flight_elsewhere(
+        &mut self,
+        endpoint: EndpointId,
+        delivery: DeliveryId,
+        ordering_key: Option<OrderingKey>,
+        until: Timestamp,
+    ) {
         if plant::is(Plant::HandOverForgetsFlights) {
             return;
         }
@@ -546,7 +552,7 @@ impl Scheduler {
         if lane.has_in_flight(delivery) {
             return;
         }
-        lane.leave_alone(delivery, Elsewhere { until, ordering_key });
+        lane.in_flight_elsewhere(delivery, Elsewhere { until, ordering_key });
         let tenant = lane.tenant;
         self.tenants[tenant].in_flight += 1;
         self.in_flight += 1;
@@ -642,8 +648,8 @@ impl Scheduler {
     /// Whether everything that is kept of lanes has a bound that does not depend on how much waits.
     pub fn is_bounded(&self) -> bool {
         let lanes = self.lanes.iter().flatten();
-        let left_alone = lanes.clone().filter(|lane| lane.elsewhere_wakes_at.is_some()).count();
-        let wake_ups_max = self.lane_numbers.len() + self.tenant_numbers.len() + left_alone;
+        let in_flight_elsewhere = lanes.clone().filter(|lane| lane.elsewhere_wakes_at.is_some()).count();
+        let wake_ups_max = self.lane_numbers.len() + self.tenant_numbers.len() + in_flight_elsewhere;
         self.wake_ups.len() <= wake_ups_max && lanes.into_iter().all(|lane| lane.window.is_bounded())
     }
 

@@ -15,13 +15,13 @@ use crate::time::Timestamp;
 
 /// Rows of one lane that wait for one reason.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Waiting {
+pub struct HeldRows {
     pub count: u64,
     /// When the oldest of them happened.
     pub oldest: Option<Timestamp>,
 }
 
-impl Waiting {
+impl HeldRows {
     pub fn add(&mut self, count: u64, oldest: Timestamp) {
         self.count += count;
         self.oldest = Some(self.oldest.map_or(oldest, |before| before.min(oldest)));
@@ -33,9 +33,9 @@ impl Waiting {
 pub struct LaneSurvey {
     pub endpoint: EndpointId,
     /// In the order of [`HoldReason::ALL`].
-    pub held: [Waiting; HoldReason::ALL.len()],
+    pub held: [HeldRows; HoldReason::ALL.len()],
     /// Due, and waiting for nothing but its turn.
-    pub pending: Waiting,
+    pub pending: HeldRows,
     /// When the first of those was due.
     pub due_since: Option<Timestamp>,
     /// On the wire, or not yet recorded.
@@ -67,7 +67,7 @@ impl Scheduler {
         for number in from..to {
             let Some(endpoint) = self.lanes[number].as_ref().map(|lane| lane.endpoint) else { continue };
             let lane = self.lane_mut(number);
-            let (is_quiet, quiet_length) = (lane.is_quiet(now), lane.quiet_length(now, &mut looks_left));
+            let (is_quiet, quiet_length) = (lane.quiet_at(now), lane.quiet_length(now, &mut looks_left));
             let facts = self.facts(now, endpoint).expect("a lane");
             let gates = Gates::of(now, &facts, is_quiet);
             seen.push(look(now, self.lane(number), &facts, gates, quiet_length));
@@ -79,8 +79,8 @@ impl Scheduler {
 fn look(now: Timestamp, lane: &Lane, facts: &LaneFacts<'_>, gates: Gates, quiet_length: Option<Duration>) -> LaneSurvey {
     let mut survey = LaneSurvey {
         endpoint: lane.endpoint,
-        held: [Waiting::default(); HoldReason::ALL.len()],
-        pending: Waiting::default(),
+        held: [HeldRows::default(); HoldReason::ALL.len()],
+        pending: HeldRows::default(),
         due_since: None,
         in_flight: (lane.flights.len() + lane.elsewhere.len()) as u64,
         is_partial: !lane.window.is_whole(),
@@ -207,9 +207,9 @@ mod tests {
         );
         let lane = surveyed(&mut scheduler);
         let held = |reason: HoldReason| lane.held[reason as usize];
-        assert_eq!(held(HoldReason::QuietHours), Waiting { count: 2, oldest: Some(minutes(-200)) });
-        assert_eq!(held(HoldReason::Retry), Waiting { count: 1, oldest: Some(minutes(-300)) });
-        assert_eq!(held(HoldReason::DeliverAt), Waiting { count: 1, oldest: Some(minutes(-50)) });
+        assert_eq!(held(HoldReason::QuietHours), HeldRows { count: 2, oldest: Some(minutes(-200)) });
+        assert_eq!(held(HoldReason::Retry), HeldRows { count: 1, oldest: Some(minutes(-300)) });
+        assert_eq!(held(HoldReason::DeliverAt), HeldRows { count: 1, oldest: Some(minutes(-50)) });
         assert_eq!((lane.pending.count, lane.due_since, lane.is_partial), (1, Some(minutes(-1)), false));
         // A night of eight hours, to about an hour.
         let night = lane.expected[HoldReason::QuietHours as usize].unwrap();

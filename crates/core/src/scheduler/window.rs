@@ -97,7 +97,7 @@ enum Queue {
 
 /// What a window would like to be read from the store.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Want {
+pub enum WindowQuery {
     /// The first rows of *fresh* of this class.
     Fresh(Class),
     /// The first rows of *later* of this class.
@@ -130,7 +130,7 @@ pub(super) struct Window {
     /// Keys whose head is to be read.
     heads_wanted: BTreeSet<OrderingKey>,
     /// Reads under way, each with the number it was asked under.
-    asked: BTreeMap<Want, u64>,
+    asked: BTreeMap<WindowQuery, u64>,
     ask_number: u64,
     /// Reads up to this one looked before everything was forgotten: where they have found a row it may not be any more.
     forgotten: u64,
@@ -231,7 +231,7 @@ impl KeyScan {
 
 /// Which entry of a window.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Place {
+pub(super) struct EntryPlace {
     class: Class,
     is_fresh: bool,
     age: (Timestamp, Seq),
@@ -285,7 +285,7 @@ impl Window {
     /// A row that was just committed, straight from the commit. A read may have been faster: what it has seen is here, or
     /// gone already, or behind the window.
     pub(super) fn offer(&mut self, entry: Entry) {
-        if self.is_stale(&entry) && !plant::is(Plant::OfferedTwice) {
+        if self.note_unread(&entry) && !plant::is(Plant::OfferedTwice) {
             return;
         }
         match entry.queue() {
@@ -318,7 +318,7 @@ impl Window {
                     }
                     window.fresh_more = true;
                     // A read that is under way does not know of it.
-                    if self.asked.contains_key(&Want::Fresh(class)) {
+                    if self.asked.contains_key(&WindowQuery::Fresh(class)) {
                         window.fresh_unread = Some(self.ask_number);
                     }
                 }
@@ -335,7 +335,7 @@ impl Window {
 
     /// Whether a row from a commit is not to be taken from there. If its queue may not have been read since the row was
     /// committed, it will be.
-    fn is_stale(&mut self, entry: &Entry) -> bool {
+    fn note_unread(&mut self, entry: &Entry) -> bool {
         let is_known = self.is_here(entry);
         let window = self.classes[entry.class as usize].get_or_insert_default();
         let (seen, unread) = match entry.queue() {
@@ -374,7 +374,7 @@ impl Window {
 
     /// Any key may have a head that is not here.
     fn scan_keys(&mut self) {
-        let page = Want::Heads { after: self.scan.after.clone() };
+        let page = WindowQuery::Heads { after: self.scan.after.clone() };
         self.scan.request(self.asked.contains_key(&page));
     }
 
@@ -395,7 +395,7 @@ impl Window {
             }
             window.later_more = true;
             // A read that is under way does not know of it.
-            if self.asked.contains_key(&Want::Later(class)) {
+            if self.asked.contains_key(&WindowQuery::Later(class)) {
                 window.later_unread = Some(self.ask_number);
             }
         }
@@ -405,7 +405,7 @@ impl Window {
     /// `seen` is the last row that was committed when it looked; `is_in_flight` are those that were taken and not yet settled.
     pub(super) fn refilled(
         &mut self,
-        want: &Want,
+        want: &WindowQuery,
         rows: Vec<Entry>,
         more: bool,
         seen: Seq,
@@ -414,7 +414,7 @@ impl Window {
         // A read that nobody asked for any more: whatever it says is old.
         let Some(asked_under) = self.asked.remove(want) else { return };
         if asked_under <= self.forgotten {
-            if let Want::Head(key) = want
+            if let WindowQuery::Head(key) = want
                 && !self.heads.contains_key(key)
                 && !self.busy_keys.contains(key)
             {
@@ -440,7 +440,7 @@ impl Window {
             .collect();
         rows.retain(|row| !self.is_here(row));
         match want {
-            Want::Fresh(class) => {
+            WindowQuery::Fresh(class) => {
                 let window = self.classes[*class as usize].get_or_insert_default();
                 // Between the last row that was read and whatever lies behind it there may be others.
                 if let Some(last) = last.filter(|_| more) {
@@ -459,7 +459,7 @@ impl Window {
                     window.fresh_more = true;
                 }
             }
-            Want::Later(class) => {
+            WindowQuery::Later(class) => {
                 let window = self.classes[*class as usize].get_or_insert_default();
                 if let Some(last) = last.filter(|_| more) {
                     while window.later_waiting.last().is_some_and(|(turn, _)| turn > last.turn())
@@ -487,11 +487,11 @@ impl Window {
                 }
                 window.later_more = more;
             }
-            Want::Heads { .. } => {
+            WindowQuery::Heads { .. } => {
                 self.scan.page_read(last.and_then(|row| row.ordering_key).filter(|_| more));
                 self.insert_heads(rows);
             }
-            Want::Head(_) => self.insert_heads(rows),
+            WindowQuery::Head(_) => self.insert_heads(rows),
         }
         // This read has found what is not the head of its key any more, and not what is.
         for key in overtaken_keys {
@@ -604,7 +604,7 @@ impl Window {
 
     /// The next to go: priority first, then the oldest. `rest_may_go` is false while it is quiet; `may_go` is asked of
     /// each candidate, because a row's class may be older than the present configuration.
-    pub(super) fn best(&self, rest_may_go: bool, may_go: impl Fn(&Entry) -> bool) -> Option<Place> {
+    pub(super) fn best(&self, rest_may_go: bool, may_go: impl Fn(&Entry) -> bool) -> Option<EntryPlace> {
         if plant::is(Plant::PriorityIgnored) {
             return self.oldest(if rest_may_go { &Class::ALL } else { &[Class::Priority, Class::Exempt] }, &may_go);
         }
@@ -615,7 +615,7 @@ impl Window {
     }
 
     /// The oldest of these classes, whatever its priority.
-    pub(super) fn oldest(&self, classes: &[Class], may_go: impl Fn(&Entry) -> bool) -> Option<Place> {
+    pub(super) fn oldest(&self, classes: &[Class], may_go: impl Fn(&Entry) -> bool) -> Option<EntryPlace> {
         classes
             .iter()
             .filter_map(|class| Some((class, self.classes[*class as usize].as_ref()?)))
@@ -624,7 +624,7 @@ impl Window {
                     let first = queue.iter().find(|(_, entry)| may_go(entry));
                     let last = || queue.iter().rfind(|(_, entry)| may_go(entry));
                     let (age, _) = if plant::is(Plant::YoungestFirst) { last() } else { first }?;
-                    Some(Place { class: *class, is_fresh, age })
+                    Some(EntryPlace { class: *class, is_fresh, age })
                 };
                 [first(&window.fresh, true), first(&window.ripe, false)]
             })
@@ -632,7 +632,7 @@ impl Window {
             .min_by_key(|place| place.age)
     }
 
-    pub(super) fn get(&self, place: Place) -> &Entry {
+    pub(super) fn get(&self, place: EntryPlace) -> &Entry {
         let window = self.classes[place.class as usize].as_ref().expect("a place is used before anything changes");
         let queue = if place.is_fresh { &window.fresh } else { &window.ripe };
         queue.get(place.age).expect("a place is used before anything changes")
@@ -640,7 +640,7 @@ impl Window {
 
     /// Takes an entry out, to be sent or ended. Its key is busy until [`Window::settled`].
     #[expect(clippy::unnecessary_box_returns, reason = "it stays in the box that it was offered in")]
-    pub(super) fn take(&mut self, place: Place) -> Box<Entry> {
+    pub(super) fn take(&mut self, place: EntryPlace) -> Box<Entry> {
         let window = self.classes[place.class as usize].as_mut().expect("a place is used before anything changes");
         let queue = if place.is_fresh { &mut window.fresh } else { &mut window.ripe };
         let entry = queue.remove(place.age).expect("a place is used before anything changes");
@@ -706,11 +706,11 @@ impl Window {
     }
 
     /// A delivery of this key is in flight elsewhere.
-    pub(super) fn is_busy(&mut self, key: OrderingKey) {
+    pub(super) fn mark_key_busy(&mut self, key: OrderingKey) {
         self.busy_keys.insert(key);
     }
 
-    pub(super) fn is_free(&mut self, key: OrderingKey) {
+    pub(super) fn mark_key_free(&mut self, key: OrderingKey) {
         self.busy_keys.remove(&key);
         self.want_head(key);
     }
@@ -741,15 +741,15 @@ impl Window {
 
     /// What should be read from the store now. Each is asked for once until it is answered.
     /// Call after [`Window::ripen`], with the same `rest_may_go`.
-    pub(super) fn wants(&mut self, low_water: usize, rest_may_go: bool) -> Vec<Want> {
+    pub(super) fn wants(&mut self, low_water: usize, rest_may_go: bool) -> Vec<WindowQuery> {
         let mut wants = Vec::new();
         for class in Class::ALL {
             let Some(window) = &self.classes[class as usize] else { continue };
             if window.fresh_unread.is_some() || window.fresh_more && window.fresh.len() < low_water {
-                wants.push(Want::Fresh(class));
+                wants.push(WindowQuery::Fresh(class));
             }
             if window.later_unread.is_some() || window.later_more && window.later_count < low_water {
-                wants.push(Want::Later(class));
+                wants.push(WindowQuery::Later(class));
             }
         }
         // Heads that cannot go yet do not count: behind them there may be some that can.
@@ -757,12 +757,12 @@ impl Window {
         let open_heads: usize =
             open.iter().filter_map(|class| self.classes[*class as usize].as_ref()).map(|window| window.ripe_heads).sum();
         if self.scan.is_running && open_heads < low_water {
-            wants.push(Want::Heads { after: self.scan.after.clone() });
+            wants.push(WindowQuery::Heads { after: self.scan.after.clone() });
         }
-        wants.extend(self.heads_wanted.iter().cloned().map(Want::Head));
+        wants.extend(self.heads_wanted.iter().cloned().map(WindowQuery::Head));
         wants.retain(|want| !self.asked.contains_key(want));
         // A key whose head is being read has had news since: it is read once more.
-        self.heads_wanted.retain(|key| self.asked.contains_key(&Want::Head(key.clone())));
+        self.heads_wanted.retain(|key| self.asked.contains_key(&WindowQuery::Head(key.clone())));
         for want in &wants {
             self.ask_number += 1;
             self.asked.insert(want.clone(), self.ask_number);

@@ -21,12 +21,12 @@ use posthaste_core::scheduler::Seq;
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Trigger;
 use posthaste_store::{
-    Asked, Body, BodyError, Command, Counts, DeliveryQuery, DeliveryRow, Epoch, HandedOver, LaneShown, NodeId, Partition, Record,
-    Recorded, RecordedAs, StatisticsQuery, StatisticsStep, WindowAsked,
+    Body, BodyError, Command, CommandRequest, Counts, DeliveryChange, DeliveryQuery, DeliveryRow, Epoch, HandedOver, LaneSnapshot,
+    NodeId, Partition, Record, RecordResult, StatisticsQuery, StatisticsStep, WindowRequest,
 };
 
 use super::store_call::{CallFailure, StoreCall, StoreReply};
-use crate::owner::{After, Bodiless, Deed, Life, Seen, Sending, Wake};
+use crate::owner::{Effect, Input, ObservedAttempts, OnRecorded, OwnerGeneration, PendingSend, SendRequest};
 
 /// Backoff between retries of a failed store call.
 pub const RETRY_BACKOFF_MIN: Duration = Duration::from_millis(50);
@@ -48,43 +48,47 @@ pub(crate) const SCAN_ROWS: usize = 10_000;
 #[derive(Debug, Default)]
 pub struct Plan {
     pub executions: Vec<(Execution, Progress)>,
-    pub sends: Vec<Box<Sending>>,
+    pub sends: Vec<Box<SendRequest>>,
     pub notices: Vec<Noticed>,
 }
 
 /// Sorts what the owner wants done. `node` is the name under which partitions are handed over, if this node has joined.
-pub fn plan(effects: Vec<Deed>, now: Timestamp, node: Option<NodeId>) -> Plan {
+pub fn plan(effects: Vec<Effect>, now: Timestamp, node: Option<NodeId>) -> Plan {
     let mut plan = Plan::default();
     let mut reads = Vec::new();
     for effect in effects {
         let work = match effect {
-            Deed::Send(sending) => {
+            Effect::Send(sending) => {
                 plan.sends.push(sending);
                 continue;
             }
-            Deed::Notice(noticed) => {
+            Effect::Notify(noticed) => {
                 plan.notices.push(noticed);
                 continue;
             }
             // Many lanes that wake at once want seven windows each: they are read together.
-            Deed::Read { life, endpoint, want, limit } => {
-                reads.push((life, WindowAsked { endpoint, want, limit }));
+            Effect::ReadWindow { generation, endpoint, want, limit } => {
+                reads.push((generation, WindowRequest { endpoint, want, limit }));
                 continue;
             }
-            Deed::FindWork => Work::Find { after: None },
-            Deed::ScanGap { life, after } => Work::ScanGap { life, after },
-            Deed::TakeUp { life, endpoints } => Work::TakeUp { life, batches: Batches::of(endpoints.len()), endpoints },
-            Deed::ReadBodies { life, wanted } => Work::ReadBodies { life, batches: Batches::of(wanted.len()), wanted },
-            Deed::Record { life, records, after } => Work::Record(Recording::new(life, records, after)),
-            Deed::CompareVersions { life, tenants } => Work::CompareVersions { life, tenants },
-            Deed::Restamp { life, endpoint } => Work::Restamp { life, endpoint, after: 0 },
-            Deed::LookUp { life, asked } => Work::LookUp(Lookup::new(life, asked)),
-            Deed::See { life, endpoint, trigger, shortened_at } => {
-                let is_counted = trigger != Some(Trigger::Spike);
-                Work::Statistics(Statistics { life, endpoint, trigger, shortened_at, now, is_counted, week: None, day: None })
+            Effect::FindWork => Work::Find { after: None },
+            Effect::ScanGap { generation, after } => Work::ScanGap { generation, after },
+            Effect::LoadEndpoints { generation, endpoints } => {
+                Work::LoadEndpoints { generation, batches: Batches::of(endpoints.len()), endpoints }
             }
-            Deed::Show(lanes) => Work::Show(lanes),
-            Deed::HandOver { partitions, lanes, in_flight } => {
+            Effect::ReadBodies { generation, wanted } => {
+                Work::ReadBodies { generation, batches: Batches::of(wanted.len()), wanted }
+            }
+            Effect::Record { generation, records, on_recorded } => Work::Record(Recording::new(generation, records, on_recorded)),
+            Effect::CompareVersions { generation, tenants } => Work::CompareVersions { generation, tenants },
+            Effect::Restamp { generation, endpoint } => Work::Restamp { generation, endpoint, after: 0 },
+            Effect::FindDeliveries { generation, asked } => Work::FindDeliveries(DeliveryLookup::new(generation, asked)),
+            Effect::ReadStatistics { generation, endpoint, trigger, shortened_at } => {
+                let is_counted = trigger != Some(Trigger::Spike);
+                Work::Statistics(Statistics { generation, endpoint, trigger, shortened_at, now, is_counted, week: None, day: None })
+            }
+            Effect::PublishLanes(lanes) => Work::PublishLanes(lanes),
+            Effect::HandOver { partitions, lanes, in_flight } => {
                 Work::HandOver(HandOver { node, partitions, lanes, in_flight, are_lanes_written: false })
             }
         };
@@ -109,8 +113,8 @@ pub struct Execution {
 #[derive(Debug)]
 pub struct Progress {
     /// What the owner is told now.
-    pub inputs: Vec<Wake>,
-    /// Which of the effect's records the [`Wake::Recorded`] among the inputs is about.
+    pub inputs: Vec<Input>,
+    /// Which of the effect's records the [`Input::Recorded`] among the inputs is about.
     pub recorded: Option<Range<usize>>,
     pub next: Next,
 }
@@ -132,7 +136,7 @@ impl Progress {
         Progress { inputs: vec![], recorded: None, next: Next::CallAfter(delay, call) }
     }
 
-    fn done(inputs: Vec<Wake>) -> Progress {
+    fn done(inputs: Vec<Input>) -> Progress {
         Progress { inputs, recorded: None, next: Next::Done }
     }
 }
@@ -140,16 +144,16 @@ impl Progress {
 #[derive(Debug)]
 enum Work {
     Find { after: Option<EndpointId> },
-    ScanGap { life: Life, after: Seq },
-    TakeUp { life: Life, endpoints: Vec<EndpointId>, batches: Batches },
-    ReadWindows { reads: Vec<(Life, WindowAsked)>, batches: Batches },
-    ReadBodies { life: Life, wanted: Vec<Bodiless>, batches: Batches },
+    ScanGap { generation: OwnerGeneration, after: Seq },
+    LoadEndpoints { generation: OwnerGeneration, endpoints: Vec<EndpointId>, batches: Batches },
+    ReadWindows { reads: Vec<(OwnerGeneration, WindowRequest)>, batches: Batches },
+    ReadBodies { generation: OwnerGeneration, wanted: Vec<PendingSend>, batches: Batches },
     Record(Recording),
-    CompareVersions { life: Life, tenants: Vec<TenantId> },
-    Restamp { life: Life, endpoint: EndpointId, after: Seq },
-    LookUp(Lookup),
+    CompareVersions { generation: OwnerGeneration, tenants: Vec<TenantId> },
+    Restamp { generation: OwnerGeneration, endpoint: EndpointId, after: Seq },
+    FindDeliveries(DeliveryLookup),
     Statistics(Statistics),
-    Show(Vec<LaneShown>),
+    PublishLanes(Vec<LaneSnapshot>),
     HandOver(HandOver),
 }
 
@@ -166,19 +170,19 @@ impl Execution {
     }
 
     /// The records that it writes, if that is what it does.
-    pub(super) fn records(&self) -> Option<(Life, &[Record])> {
+    pub(super) fn records(&self) -> Option<(OwnerGeneration, &[Record])> {
         match &self.work {
-            Work::Record(recording) => Some((recording.life, &recording.records)),
+            Work::Record(recording) => Some((recording.generation, &recording.records)),
             Work::Find { .. }
             | Work::ScanGap { .. }
-            | Work::TakeUp { .. }
+            | Work::LoadEndpoints { .. }
             | Work::ReadWindows { .. }
             | Work::ReadBodies { .. }
             | Work::CompareVersions { .. }
             | Work::Restamp { .. }
-            | Work::LookUp(_)
+            | Work::FindDeliveries(_)
             | Work::Statistics(_)
-            | Work::Show(_)
+            | Work::PublishLanes(_)
             | Work::HandOver(_) => None,
         }
     }
@@ -188,7 +192,7 @@ impl Execution {
         Some(match &self.work {
             Work::Find { after } => StoreCall::Work { after: *after, limit: WORK_PAGE_ROWS },
             Work::ScanGap { after, .. } => StoreCall::Sweep { after: *after, limit: SCAN_ROWS },
-            Work::TakeUp { endpoints, batches, .. } => StoreCall::TakeUp(endpoints[batches.current()?].to_vec()),
+            Work::LoadEndpoints { endpoints, batches, .. } => StoreCall::LoadEndpoints(endpoints[batches.current()?].to_vec()),
             Work::ReadWindows { reads, batches } => {
                 StoreCall::Windows(reads[batches.current()?].iter().map(|(_, asked)| asked.clone()).collect())
             }
@@ -198,9 +202,9 @@ impl Execution {
             Work::Record(recording) => recording.current_call()?,
             Work::CompareVersions { tenants, .. } => StoreCall::TenantVersions(tenants.clone()),
             Work::Restamp { endpoint, after, .. } => StoreCall::Restamp { endpoint: *endpoint, after: *after, limit: RESTAMP_ROWS },
-            Work::LookUp(lookup) => lookup.current_call(),
+            Work::FindDeliveries(lookup) => lookup.current_call(),
             Work::Statistics(statistics) => statistics.current_call(),
-            Work::Show(lanes) => StoreCall::ShowLanes(lanes.clone()),
+            Work::PublishLanes(lanes) => StoreCall::PublishLanes(lanes.clone()),
             Work::HandOver(hand_over) => hand_over.current_call()?,
         })
     }
@@ -223,55 +227,55 @@ impl Execution {
                 let is_last = endpoints.len() < WORK_PAGE_ROWS;
                 *after = endpoints.last().copied();
                 if is_last {
-                    return Progress::done(vec![Wake::Work(endpoints)]);
+                    return Progress::done(vec![Input::Work(endpoints)]);
                 }
-                (vec![Wake::Work(endpoints)], None)
+                (vec![Input::Work(endpoints)], None)
             }
-            (Work::ScanGap { life, after }, StoreReply::Sweep(swept)) => {
+            (Work::ScanGap { generation, after }, StoreReply::Sweep(swept)) => {
                 let mut inputs = Vec::new();
                 if !swept.endpoints.is_empty() {
-                    inputs.push(Wake::Work(swept.endpoints));
+                    inputs.push(Input::Work(swept.endpoints));
                 }
                 let Some(next) = swept.next.filter(|_| !plant::is(Plant::GapScanStopsEarly)) else {
-                    inputs.push(Wake::GapScanned { life: *life, through: swept.highest });
+                    inputs.push(Input::GapScanned { generation: *generation, through: swept.highest });
                     return Progress::done(inputs);
                 };
                 *after = next;
                 (inputs, None)
             }
-            (Work::TakeUp { life, endpoints, batches }, StoreReply::TakeUp(found)) => {
+            (Work::LoadEndpoints { generation, endpoints, batches }, StoreReply::LoadEndpoints(found)) => {
                 let asked = endpoints[batches.finish()].to_vec();
-                (vec![Wake::TakenUp { life: *life, asked, found }], None)
+                (vec![Input::EndpointsLoaded { generation: *generation, asked, found }], None)
             }
             (Work::ReadWindows { reads, batches }, StoreReply::Windows(found)) => {
                 let asked = reads[batches.finish()].iter().cloned();
-                let read = |((life, asked), rows): ((Life, WindowAsked), _)| {
-                    let WindowAsked { endpoint, want, .. } = asked;
-                    Wake::Read { life, endpoint, want, rows }
+                let read = |((generation, asked), rows): ((OwnerGeneration, WindowRequest), _)| {
+                    let WindowRequest { endpoint, want, .. } = asked;
+                    Input::WindowRead { generation, endpoint, want, rows }
                 };
                 (asked.zip(found).map(read).collect(), None)
             }
-            (Work::ReadBodies { life, wanted, batches }, StoreReply::Bodies(found)) => {
+            (Work::ReadBodies { generation, wanted, batches }, StoreReply::Bodies(found)) => {
                 let asked = wanted[batches.finish()].to_vec();
-                (vec![Wake::Bodies { life: *life, asked, found }], None)
+                (vec![Input::BodiesRead { generation: *generation, asked, found }], None)
             }
             (Work::Record(recording), reply) => match recording.succeeded(reply) {
-                Some((wake, range)) => (vec![wake], Some(range)),
+                Some((input, range)) => (vec![input], Some(range)),
                 None => (vec![], None),
             },
-            (Work::CompareVersions { life, tenants }, StoreReply::TenantVersions(versions)) => {
+            (Work::CompareVersions { generation, tenants }, StoreReply::TenantVersions(versions)) => {
                 let versions = std::mem::take(tenants).into_iter().zip(versions).collect();
-                return Progress::done(vec![Wake::Versions { life: *life, versions }]);
+                return Progress::done(vec![Input::Versions { generation: *generation, versions }]);
             }
-            (Work::Restamp { life, endpoint, after }, StoreReply::Restamp(next)) => {
+            (Work::Restamp { generation, endpoint, after }, StoreReply::Restamp(next)) => {
                 let Some(next) = next else {
-                    return Progress::done(vec![Wake::Restamped { life: *life, endpoint: *endpoint }]);
+                    return Progress::done(vec![Input::Restamped { generation: *generation, endpoint: *endpoint }]);
                 };
                 *after = next;
                 (vec![], None)
             }
-            (Work::LookUp(lookup), reply) => match lookup.succeeded(reply) {
-                Some(wake) => return Progress::done(vec![wake]),
+            (Work::FindDeliveries(lookup), reply) => match lookup.succeeded(reply) {
+                Some(input) => return Progress::done(vec![input]),
                 None => (vec![], None),
             },
             (Work::Statistics(statistics), StoreReply::Count { is_more }) => {
@@ -279,14 +283,16 @@ impl Execution {
                 (vec![], None)
             }
             (Work::Statistics(statistics), StoreReply::Statistics(steps)) => match statistics.succeeded(steps) {
-                Some(wake) => return Progress::done(vec![wake]),
+                Some(input) => return Progress::done(vec![input]),
                 None => (vec![], None),
             },
             (Work::HandOver(hand_over), StoreReply::Record(_)) => {
                 hand_over.are_lanes_written = true;
                 (vec![], None)
             }
-            (Work::Show(_), StoreReply::ShowLanes) | (Work::HandOver(_), StoreReply::HandOver) => return Progress::done(vec![]),
+            (Work::PublishLanes(_), StoreReply::PublishLanes) | (Work::HandOver(_), StoreReply::HandOver) => {
+                return Progress::done(vec![]);
+            }
             (work, reply) => unreachable!("{work:?} was answered with {reply:?}"),
         };
         Progress { inputs, recorded, ..self.go_on() }
@@ -296,13 +302,13 @@ impl Execution {
         if let Work::Record(recording) = &mut self.work {
             recording.is_in_doubt |= failure.leaves_doubt();
             if recording.cannot_resolve(&failure) {
-                let (wake, range) = recording.finish_resolution();
-                return Progress { inputs: vec![wake], recorded: Some(range), ..self.go_on() };
+                let (input, range) = recording.finish_resolution();
+                return Progress { inputs: vec![input], recorded: Some(range), ..self.go_on() };
             }
         }
         match &mut self.work {
             // Not urgent, or the caller hears that it was not done: not retried.
-            Work::LookUp(_) | Work::Statistics(_) | Work::Show(_) => return Progress::done(vec![]),
+            Work::FindDeliveries(_) | Work::Statistics(_) | Work::PublishLanes(_) => return Progress::done(vec![]),
             // Its rows are found one page after another: there is nothing to split.
             Work::Restamp { .. } if failure.is_corrupt() => {
                 let call = self.current_call().expect("it has just failed");
@@ -310,7 +316,7 @@ impl Execution {
             }
             Work::Find { .. }
             | Work::ScanGap { .. }
-            | Work::TakeUp { .. }
+            | Work::LoadEndpoints { .. }
             | Work::ReadWindows { .. }
             | Work::ReadBodies { .. }
             | Work::Record(_)
@@ -334,17 +340,17 @@ impl Execution {
     }
 
     /// The batch that has failed is one row, and that cannot be read.
-    fn set_culprit_aside(&mut self, failure: CallFailure) -> Vec<Wake> {
+    fn set_culprit_aside(&mut self, failure: CallFailure) -> Vec<Input> {
         match &mut self.work {
-            Work::TakeUp { life, endpoints, batches } => {
+            Work::LoadEndpoints { generation, endpoints, batches } => {
                 let endpoint = endpoints[batches.finish().start];
-                vec![Wake::EndpointUnreadable { life: *life, endpoint, cause: failure.to_string() }]
+                vec![Input::EndpointUnreadable { generation: *generation, endpoint, cause: failure.to_string() }]
             }
-            Work::ReadBodies { life, wanted, batches } => {
+            Work::ReadBodies { generation, wanted, batches } => {
                 let wanted = wanted[batches.finish().start];
                 let CallFailure::Store(error) = failure else { unreachable!("only the store finds something unreadable") };
                 let body = Body { seq: wanted.seq, delivery: wanted.delivery, event: Err(BodyError::Corrupt(error)) };
-                vec![Wake::Bodies { life: *life, asked: vec![wanted], found: vec![body] }]
+                vec![Input::BodiesRead { generation: *generation, asked: vec![wanted], found: vec![body] }]
             }
             Work::ReadWindows { reads, batches } => {
                 let (place, is_news) = batches.set_aside();
@@ -366,9 +372,9 @@ impl Execution {
             | Work::ScanGap { .. }
             | Work::CompareVersions { .. }
             | Work::Restamp { .. }
-            | Work::LookUp(_)
+            | Work::FindDeliveries(_)
             | Work::Statistics(_)
-            | Work::Show(_)
+            | Work::PublishLanes(_)
             | Work::HandOver(_)) => unreachable!("not a batch: {work:?}"),
         }
     }
@@ -390,16 +396,18 @@ impl Execution {
 impl Work {
     fn batches(&mut self) -> Option<&mut Batches> {
         match self {
-            Work::TakeUp { batches, .. } | Work::ReadWindows { batches, .. } | Work::ReadBodies { batches, .. } => Some(batches),
+            Work::LoadEndpoints { batches, .. } | Work::ReadWindows { batches, .. } | Work::ReadBodies { batches, .. } => {
+                Some(batches)
+            }
             Work::Record(recording) if recording.resolution.is_none() => Some(&mut recording.batches),
             Work::Find { .. }
             | Work::ScanGap { .. }
             | Work::Record(_)
             | Work::CompareVersions { .. }
             | Work::Restamp { .. }
-            | Work::LookUp(_)
+            | Work::FindDeliveries(_)
             | Work::Statistics(_)
-            | Work::Show(_)
+            | Work::PublishLanes(_)
             | Work::HandOver(_) => None,
         }
     }
@@ -407,7 +415,7 @@ impl Work {
     /// Everything but what cannot be read is done.
     fn is_only_unreadable_left(&self) -> bool {
         match self {
-            Work::TakeUp { batches, .. } | Work::ReadWindows { batches, .. } | Work::ReadBodies { batches, .. } => {
+            Work::LoadEndpoints { batches, .. } | Work::ReadWindows { batches, .. } | Work::ReadBodies { batches, .. } => {
                 batches.pending.is_empty()
             }
             Work::Record(recording) => recording.batches.pending.is_empty() && recording.resolution.is_none(),
@@ -415,9 +423,9 @@ impl Work {
             | Work::ScanGap { .. }
             | Work::CompareVersions { .. }
             | Work::Restamp { .. }
-            | Work::LookUp(_)
+            | Work::FindDeliveries(_)
             | Work::Statistics(_)
-            | Work::Show(_)
+            | Work::PublishLanes(_)
             | Work::HandOver(_) => false,
         }
     }
@@ -490,9 +498,9 @@ impl Batches {
 /// Until a record is committed its delivery stays in flight.
 #[derive(Debug)]
 struct Recording {
-    life: Life,
+    generation: OwnerGeneration,
     records: Vec<Record>,
-    after: Vec<After>,
+    on_recorded: Vec<OnRecorded>,
     batches: Batches,
     /// An earlier try may have been committed.
     is_in_doubt: bool,
@@ -503,7 +511,7 @@ struct Recording {
 #[derive(Debug)]
 struct Resolution {
     range: Range<usize>,
-    results: Vec<RecordedAs>,
+    results: Vec<RecordResult>,
     /// The refused record that is being looked up, within `range`.
     place: usize,
     /// Its delivery is found; now its attempts are read.
@@ -511,9 +519,9 @@ struct Resolution {
 }
 
 impl Recording {
-    fn new(life: Life, records: Vec<Record>, after: Vec<After>) -> Recording {
+    fn new(generation: OwnerGeneration, records: Vec<Record>, on_recorded: Vec<OnRecorded>) -> Recording {
         let batches = Batches::of(records.len());
-        Recording { life, records, after, batches, is_in_doubt: false, resolution: None }
+        Recording { generation, records, on_recorded, batches, is_in_doubt: false, resolution: None }
     }
 
     fn current_call(&self) -> Option<StoreCall> {
@@ -526,7 +534,7 @@ impl Recording {
         })
     }
 
-    fn succeeded(&mut self, reply: StoreReply) -> Option<(Wake, Range<usize>)> {
+    fn succeeded(&mut self, reply: StoreReply) -> Option<(Input, Range<usize>)> {
         match (&mut self.resolution, reply) {
             (None, StoreReply::Record(results)) => {
                 let range = self.batches.finish();
@@ -540,24 +548,24 @@ impl Recording {
                 let record = &self.records[resolution.range.start + resolution.place];
                 let row = rows.into_iter().next();
                 match (&record.recorded, row) {
-                    (Recorded::Attempt { .. }, Some(row)) => {
+                    (DeliveryChange::Attempt { .. }, Some(row)) => {
                         resolution.delivery = Some(Box::new(row));
                         return None;
                     }
-                    (Recorded::Moved { state, .. }, Some(row)) if row.state == *state => {
-                        resolution.results[resolution.place] = RecordedAs::Done;
+                    (DeliveryChange::Moved { state, .. }, Some(row)) if row.state == *state => {
+                        resolution.results[resolution.place] = RecordResult::Done;
                     }
-                    (Recorded::Attempt { .. } | Recorded::Moved { .. } | Recorded::Nothing, _) => {}
+                    (DeliveryChange::Attempt { .. } | DeliveryChange::Moved { .. } | DeliveryChange::Nothing, _) => {}
                 }
                 resolution.place += 1;
                 self.resolve()
             }
             (Some(resolution), StoreReply::Attempts(attempts)) => {
                 let record = &self.records[resolution.range.start + resolution.place];
-                if let Recorded::Attempt { attempt, .. } = &record.recorded
+                if let DeliveryChange::Attempt { attempt, .. } = &record.recorded
                     && attempts.iter().any(|known| known.id == attempt.id)
                 {
-                    resolution.results[resolution.place] = RecordedAs::Done;
+                    resolution.results[resolution.place] = RecordResult::Done;
                 }
                 resolution.delivery = None;
                 resolution.place += 1;
@@ -568,10 +576,10 @@ impl Recording {
     }
 
     /// Goes to the next record that was refused and that an earlier try may have written.
-    fn resolve(&mut self) -> Option<(Wake, Range<usize>)> {
+    fn resolve(&mut self) -> Option<(Input, Range<usize>)> {
         let resolution = self.resolution.as_mut().expect("a commit is in doubt");
         let records = &self.records[resolution.range.clone()];
-        let is_open = |place: &usize| resolution.results[*place] != RecordedAs::Done && records[*place].seq().is_some();
+        let is_open = |place: &usize| resolution.results[*place] != RecordResult::Done && records[*place].seq().is_some();
         match (resolution.place..records.len()).find(is_open) {
             Some(place) => {
                 resolution.place = place;
@@ -586,30 +594,33 @@ impl Recording {
         self.resolution.is_some() && failure.is_corrupt()
     }
 
-    fn finish_resolution(&mut self) -> (Wake, Range<usize>) {
+    fn finish_resolution(&mut self) -> (Input, Range<usize>) {
         let Resolution { range, results, .. } = self.resolution.take().expect("a commit is in doubt");
         self.recorded(range, results)
     }
 
-    fn recorded(&mut self, range: Range<usize>, results: Vec<RecordedAs>) -> (Wake, Range<usize>) {
-        let after =
-            if range.len() == self.after.len() { std::mem::take(&mut self.after) } else { self.after[range.clone()].to_vec() };
-        (Wake::Recorded { life: self.life, after, results }, range)
+    fn recorded(&mut self, range: Range<usize>, results: Vec<RecordResult>) -> (Input, Range<usize>) {
+        let on_recorded = if range.len() == self.on_recorded.len() {
+            std::mem::take(&mut self.on_recorded)
+        } else {
+            self.on_recorded[range.clone()].to_vec()
+        };
+        (Input::Recorded { generation: self.generation, on_recorded, results }, range)
     }
 }
 
 /// Reads what the database says about deliveries that somebody wants to cancel or hurry.
 #[derive(Debug)]
-struct Lookup {
-    life: Life,
+struct DeliveryLookup {
+    generation: OwnerGeneration,
     /// Taken when it is answered.
-    asked: Option<Box<Asked>>,
+    asked: Option<Box<CommandRequest>>,
     call: StoreCall,
     rows: Vec<DeliveryRow>,
 }
 
-impl Lookup {
-    fn new(life: Life, asked: Box<Asked>) -> Lookup {
+impl DeliveryLookup {
+    fn new(generation: OwnerGeneration, asked: Box<CommandRequest>) -> DeliveryLookup {
         let call = match &asked.command {
             Command::CancelDelivery { delivery, .. } | Command::SendNow { delivery, .. } => StoreCall::Delivery(*delivery),
             Command::CancelEvent { tenant, event, .. } => StoreCall::Deliveries(DeliveryQuery {
@@ -620,14 +631,14 @@ impl Lookup {
             }),
             Command::Test { .. } | Command::Apply { .. } => unreachable!("it is not looked up"),
         };
-        Lookup { life, asked: Some(asked), call, rows: vec![] }
+        DeliveryLookup { generation, asked: Some(asked), call, rows: vec![] }
     }
 
     fn current_call(&self) -> StoreCall {
         self.call.clone()
     }
 
-    fn succeeded(&mut self, reply: StoreReply) -> Option<Wake> {
+    fn succeeded(&mut self, reply: StoreReply) -> Option<Input> {
         match (reply, &mut self.call) {
             (StoreReply::Delivery(row), StoreCall::Delivery(_)) => self.rows.extend(*row),
             (StoreReply::Deliveries(page), StoreCall::Deliveries(query)) => {
@@ -640,14 +651,14 @@ impl Lookup {
             (reply, call) => unreachable!("{call:?} was answered with {reply:?}"),
         }
         let asked = self.asked.take().expect("answered once");
-        Some(Wake::LookedUp { life: self.life, asked, rows: std::mem::take(&mut self.rows) })
+        Some(Input::DeliveriesFound { generation: self.generation, asked, rows: std::mem::take(&mut self.rows) })
     }
 }
 
 /// Reads what an endpoint's timeout is computed from.
 #[derive(Debug)]
 struct Statistics {
-    life: Life,
+    generation: OwnerGeneration,
     endpoint: EndpointId,
     trigger: Option<Trigger>,
     shortened_at: Option<Timestamp>,
@@ -680,7 +691,7 @@ impl Statistics {
         })
     }
 
-    fn succeeded(&mut self, steps: Vec<StatisticsStep>) -> Option<Wake> {
+    fn succeeded(&mut self, steps: Vec<StatisticsStep>) -> Option<Input> {
         let Some(week) = &mut self.week else {
             self.week = Some(steps);
             return None;
@@ -694,8 +705,8 @@ impl Statistics {
             None => (counts, None),
             Some(day) => (day, Some(counts)),
         };
-        let seen = Box::new(Seen { week: std::mem::take(week).into_iter().next(), day, since_shortened });
-        Some(Wake::Seen { life: self.life, endpoint: self.endpoint, trigger: self.trigger, seen })
+        let seen = Box::new(ObservedAttempts { week: std::mem::take(week).into_iter().next(), day, since_shortened });
+        Some(Input::StatisticsRead { generation: self.generation, endpoint: self.endpoint, trigger: self.trigger, seen })
     }
 }
 

@@ -31,9 +31,9 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::attempt::attempt;
-use crate::lease::Tenure;
+use crate::lease::LeaseTerm;
 use crate::membership::Membership;
-use crate::owner::{Deed, Owner, Sending, Wake};
+use crate::owner::{Effect, Input, Owner, SendRequest};
 use crate::traced::{self, Judged, Traced};
 
 pub(crate) use execution::SCAN_ROWS;
@@ -57,7 +57,7 @@ struct Shared {
     store: Arc<dyn Store>,
     client: Client,
     membership: Arc<Membership>,
-    inbox: UnboundedSender<Wake>,
+    inbox: UnboundedSender<Input>,
     notices: Option<Sender<Noticed>>,
     traced: Traced,
     /// Set when nothing is retried any more.
@@ -69,7 +69,7 @@ impl Executor {
         store: Arc<dyn Store>,
         client: Client,
         membership: Arc<Membership>,
-        inbox: UnboundedSender<Wake>,
+        inbox: UnboundedSender<Input>,
         notices: Option<Sender<Noticed>>,
         traced: Traced,
     ) -> Executor {
@@ -78,21 +78,22 @@ impl Executor {
         Executor { shared, tasks: JoinSet::new(), hand_overs: JoinSet::new() }
     }
 
-    /// Begins to carry these out. `tenure` is that in which they were decided.
-    pub(crate) fn carry_out(&mut self, effects: Vec<Deed>, tenure: Tenure) {
+    /// Begins to carry these out. `term` is that in which they were decided.
+    pub(crate) fn carry_out(&mut self, effects: Vec<Effect>, term: LeaseTerm) {
         reap(&mut self.tasks);
         reap(&mut self.hand_overs);
         let Plan { executions, sends, notices } = plan(effects, self.shared.store.now(), self.shared.membership.node());
         for (execution, first) in executions {
             let shared = Arc::clone(&self.shared);
-            let judged = execution.records().map_or_else(Vec::new, |(life, records)| shared.traced.judged(life, records));
+            let judged =
+                execution.records().map_or_else(Vec::new, |(generation, records)| shared.traced.judged(generation, records));
             let tasks = if execution.is_hand_over() { &mut self.hand_overs } else { &mut self.tasks };
             tasks.spawn(async move { shared.run(execution, first, judged).await });
         }
         for sending in sends {
             let shared = Arc::clone(&self.shared);
             // In a box: it is large, and would be copied from hand to hand until it has become a task.
-            self.tasks.spawn(Box::pin(async move { shared.send(*sending, tenure).await }));
+            self.tasks.spawn(Box::pin(async move { shared.send(*sending, term).await }));
         }
         for noticed in notices {
             // Whoever tells people may be slow, and delivering does not wait for it.
@@ -148,7 +149,7 @@ fn reap(tasks: &mut JoinSet<()>) {
 }
 
 impl Shared {
-    fn deliver(&self, input: Wake) {
+    fn deliver(&self, input: Input) {
         // Once the loop has ended no one receives it.
         let _ = self.inbox.send(input);
     }
@@ -158,7 +159,7 @@ impl Shared {
         loop {
             let Progress { inputs, recorded, next } = progress;
             for input in inputs {
-                if let (Wake::Recorded { results, .. }, Some(range)) = (&input, &recorded) {
+                if let (Input::Recorded { results, .. }, Some(range)) = (&input, &recorded) {
                     self.traced.recorded(&mut judged, range, results);
                 }
                 self.deliver(input);
@@ -195,21 +196,21 @@ impl Shared {
         }
     }
 
-    async fn send(&self, sending: Sending, tenure: Tenure) {
-        let Sending { life, errand, number, timeout, .. } = sending;
+    async fn send(&self, sending: SendRequest, term: LeaseTerm) {
+        let SendRequest { generation, send, number, timeout, .. } = sending;
         let (attempted_at, began) = (self.store.now(), Instant::now());
         let mut seen = traced::begin(&sending);
         // Another node may own it by now. Our record would be refused, but the receiver would have had it twice. And if no one does,
         // it would count an attempt that was none.
         // Nor may it go to where it should have gone before a change that was answered since.
-        let may_send = || self.membership.lease().lasts_until(tenure).filter(|_| !sending.target.is_superseded());
+        let may_send = || self.membership.lease().lasts_until(term).filter(|_| !sending.target.is_superseded());
         let request = attempt(self.store.as_ref(), &self.client, &may_send, &sending, seen.as_mut());
         let made = AssertUnwindSafe(request).catch_unwind().await;
         let attempt = match made {
             Ok(Some(attempt)) => attempt,
-            Ok(None) => return self.deliver(Wake::NotSent { life, errand }),
+            Ok(None) => return self.deliver(Input::NotSent { generation, send }),
             Err(_) => {
-                tracing::error!(delivery = %errand.delivery, attempt = number, "request_panicked: it counts as a failed attempt");
+                tracing::error!(delivery = %send.delivery, attempt = number, "request_panicked: it counts as a failed attempt");
                 AttemptRecord {
                     id: AttemptId::from_unique(self.store.unique()),
                     number,
@@ -226,9 +227,9 @@ impl Shared {
         };
         // What our own settings have blocked is no attempt, and is never recorded.
         if attempt.outcome != Outcome::Blocked {
-            self.traced.answered(life, attempt.id, seen);
+            self.traced.answered(generation, attempt.id, seen);
         }
-        self.deliver(Wake::Answered { life, errand, attempt: Box::new(attempt) });
+        self.deliver(Input::AttemptFinished { generation, send, attempt: Box::new(attempt) });
     }
 }
 

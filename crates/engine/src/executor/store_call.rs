@@ -6,8 +6,8 @@
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
 use posthaste_core::scheduler::Seq;
 use posthaste_store::{
-    AttemptRecord, Body, DeliveryQuery, DeliveryRow, Epoch, Error, GivenUp, HandedOver, LaneShown, NodeId, Page, Partition, Record,
-    RecordedAs, StatisticsQuery, StatisticsStep, Store, Swept, TakenUp, WindowAsked, WindowRows,
+    AttemptRecord, Body, DeliveryQuery, DeliveryRow, EndpointBundle, Epoch, Error, GivenUp, HandedOver, LaneSnapshot, NodeId, Page,
+    Partition, Record, RecordResult, StatisticsQuery, StatisticsStep, Store, SweepPage, WindowRequest, WindowRows,
 };
 
 /// One call of the method of [`Store`] with the same name.
@@ -15,8 +15,8 @@ use posthaste_store::{
 pub enum StoreCall {
     Work { after: Option<EndpointId>, limit: usize },
     Sweep { after: Seq, limit: usize },
-    TakeUp(Vec<EndpointId>),
-    Windows(Vec<WindowAsked>),
+    LoadEndpoints(Vec<EndpointId>),
+    Windows(Vec<WindowRequest>),
     Bodies(Vec<Seq>),
     Record(Vec<Record>),
     DeliveriesAt(Vec<Seq>),
@@ -27,7 +27,7 @@ pub enum StoreCall {
     Deliveries(DeliveryQuery),
     Count,
     Statistics(StatisticsQuery),
-    ShowLanes(Vec<LaneShown>),
+    PublishLanes(Vec<LaneSnapshot>),
     HandOver { node: NodeId, partitions: Vec<(Partition, Epoch)>, in_flight: Vec<HandedOver> },
 }
 
@@ -35,11 +35,11 @@ pub enum StoreCall {
 #[derive(Debug)]
 pub enum StoreReply {
     Work(Vec<EndpointId>),
-    Sweep(Swept),
-    TakeUp(Vec<TakenUp>),
+    Sweep(SweepPage),
+    LoadEndpoints(Vec<EndpointBundle>),
     Windows(Vec<WindowRows>),
     Bodies(Vec<Body>),
-    Record(Vec<RecordedAs>),
+    Record(Vec<RecordResult>),
     DeliveriesAt(Vec<DeliveryRow>),
     Attempts(Vec<AttemptRecord>),
     TenantVersions(Vec<u64>),
@@ -48,7 +48,7 @@ pub enum StoreReply {
     Deliveries(Page<DeliveryRow>),
     Count { is_more: bool },
     Statistics(Vec<StatisticsStep>),
-    ShowLanes,
+    PublishLanes,
     HandOver,
 }
 
@@ -66,7 +66,7 @@ impl CallFailure {
         match self {
             CallFailure::Store(Error::Corrupt { .. }) => true,
             CallFailure::Store(
-                Error::Unavailable(_) | Error::Unknown | Error::Overloaded { .. } | Error::Unusable(_) | Error::TooNew,
+                Error::Unavailable(_) | Error::CommitInDoubt | Error::Overloaded { .. } | Error::Unusable(_) | Error::TooNew,
             )
             | CallFailure::Panicked => false,
         }
@@ -75,7 +75,7 @@ impl CallFailure {
     /// The call may have written what it was given.
     pub(super) fn leaves_doubt(&self) -> bool {
         match self {
-            CallFailure::Store(Error::Unknown) | CallFailure::Panicked => true,
+            CallFailure::Store(Error::CommitInDoubt) | CallFailure::Panicked => true,
             CallFailure::Store(
                 Error::Unavailable(_) | Error::Corrupt { .. } | Error::Overloaded { .. } | Error::Unusable(_) | Error::TooNew,
             ) => false,
@@ -98,7 +98,7 @@ impl StoreCall {
         match self {
             StoreCall::Work { .. } => "work",
             StoreCall::Sweep { .. } => "sweep",
-            StoreCall::TakeUp(_) => "take_up",
+            StoreCall::LoadEndpoints(_) => "load_endpoints",
             StoreCall::Windows(_) => "windows",
             StoreCall::Bodies(_) => "bodies",
             StoreCall::Record(_) => "record",
@@ -110,7 +110,7 @@ impl StoreCall {
             StoreCall::Deliveries(_) => "deliveries",
             StoreCall::Count => "count",
             StoreCall::Statistics(_) => "statistics",
-            StoreCall::ShowLanes(_) => "show_lanes",
+            StoreCall::PublishLanes(_) => "publish_lanes",
             StoreCall::HandOver { .. } => "hand_over",
         }
     }
@@ -119,7 +119,7 @@ impl StoreCall {
         Ok(match self {
             StoreCall::Work { after, limit } => StoreReply::Work(store.work(after, limit).await?),
             StoreCall::Sweep { after, limit } => StoreReply::Sweep(store.sweep(after, limit).await?),
-            StoreCall::TakeUp(endpoints) => StoreReply::TakeUp(store.take_up(endpoints).await?),
+            StoreCall::LoadEndpoints(endpoints) => StoreReply::LoadEndpoints(store.load_endpoints(endpoints).await?),
             StoreCall::Windows(asked) => StoreReply::Windows(store.windows(asked).await?),
             StoreCall::Bodies(deliveries) => StoreReply::Bodies(store.bodies(deliveries).await?),
             StoreCall::Record(records) => StoreReply::Record(store.record(records).await?),
@@ -131,9 +131,9 @@ impl StoreCall {
             StoreCall::Deliveries(query) => StoreReply::Deliveries(store.deliveries(query).await?),
             StoreCall::Count => StoreReply::Count { is_more: store.count().await? },
             StoreCall::Statistics(query) => StoreReply::Statistics(store.statistics(query).await?),
-            StoreCall::ShowLanes(lanes) => {
-                store.show_lanes(lanes).await?;
-                StoreReply::ShowLanes
+            StoreCall::PublishLanes(lanes) => {
+                store.publish_lanes(lanes).await?;
+                StoreReply::PublishLanes
             }
             StoreCall::HandOver { node, partitions, in_flight } => {
                 store.hand_over(node, GivenUp::Partitions(partitions), in_flight).await?;

@@ -5,13 +5,13 @@
 use posthaste_core::delivery::{Outcome, State, Timings};
 use posthaste_core::event::EventType;
 use posthaste_core::id::{AttemptId, DeliveryId, EndpointId, EventId, TenantId};
-use posthaste_core::scheduler::{Class, Seq, Want};
+use posthaste_core::scheduler::{Class, Seq, WindowQuery};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Trigger;
-use posthaste_store::{AttemptRecord, BodyError, DeliveryRow, Error, Record, Recorded, RecordedAs, Swept, WindowRows};
+use posthaste_store::{AttemptRecord, BodyError, DeliveryChange, DeliveryRow, Error, Record, RecordResult, SweepPage, WindowRows};
 
 use super::*;
-use crate::owner::{After, Bodiless};
+use crate::owner::{OnRecorded, PendingSend};
 
 fn endpoint(number: u8) -> EndpointId {
     EndpointId::from_bytes([number; 16])
@@ -25,7 +25,7 @@ fn unavailable() -> CallFailure {
     CallFailure::Store(Error::Unavailable("the disk is gone".into()))
 }
 
-fn start(effect: Deed) -> (Execution, Progress) {
+fn start(effect: Effect) -> (Execution, Progress) {
     plan(vec![effect], Timestamp::from_millis(0), None).executions.pop().expect("it asks the store")
 }
 
@@ -34,11 +34,11 @@ fn start(effect: Deed) -> (Execution, Progress) {
 struct Run {
     calls: Vec<StoreCall>,
     delays: Vec<Duration>,
-    inputs: Vec<Wake>,
+    inputs: Vec<Input>,
     is_done: bool,
 }
 
-fn run(effect: Deed, mut answer: impl FnMut(&StoreCall) -> Result<StoreReply, CallFailure>) -> Run {
+fn run(effect: Effect, mut answer: impl FnMut(&StoreCall) -> Result<StoreReply, CallFailure>) -> Run {
     let (mut execution, mut progress) = start(effect);
     let mut run = Run::default();
     for _ in 0..1_000 {
@@ -67,40 +67,40 @@ fn run(effect: Deed, mut answer: impl FnMut(&StoreCall) -> Result<StoreReply, Ca
 fn one_unreadable_endpoint_is_found_and_its_neighbours_are_taken_up() {
     let endpoints: Vec<EndpointId> = (0..200).map(endpoint).collect();
     let culprits = [endpoint(3), endpoint(150)];
-    let run = run(Deed::TakeUp { life: 1, endpoints: endpoints.clone() }, |call| match call {
-        StoreCall::TakeUp(asked) if asked.iter().any(|one| culprits.contains(one)) => Err(corrupt()),
-        StoreCall::TakeUp(_) => Ok(StoreReply::TakeUp(vec![])),
+    let run = run(Effect::LoadEndpoints { generation: 1, endpoints: endpoints.clone() }, |call| match call {
+        StoreCall::LoadEndpoints(asked) if asked.iter().any(|one| culprits.contains(one)) => Err(corrupt()),
+        StoreCall::LoadEndpoints(_) => Ok(StoreReply::LoadEndpoints(vec![])),
         call => panic!("{call:?}"),
     });
     assert!(run.is_done);
     assert!(run.delays.is_empty(), "nobody waits for it");
     assert!(run.calls.len() <= 35, "halves, and not one by one: {}", run.calls.len());
-    let (mut unreadable, mut taken_up) = (Vec::new(), Vec::new());
+    let (mut unreadable, mut bundle) = (Vec::new(), Vec::new());
     for input in run.inputs {
         match input {
-            Wake::EndpointUnreadable { life: 1, endpoint, cause } => {
+            Input::EndpointUnreadable { generation: 1, endpoint, cause } => {
                 assert_eq!(cause, "stored endpoint is not readable");
                 unreadable.push(endpoint);
             }
-            Wake::TakenUp { life: 1, asked, .. } => taken_up.extend(asked),
+            Input::EndpointsLoaded { generation: 1, asked, .. } => bundle.extend(asked),
             input => panic!("{input:?}"),
         }
     }
     unreadable.sort_unstable();
-    taken_up.sort_unstable();
+    bundle.sort_unstable();
     assert_eq!(unreadable, culprits);
-    assert_eq!(taken_up, endpoints.into_iter().filter(|one| !culprits.contains(one)).collect::<Vec<_>>());
+    assert_eq!(bundle, endpoints.into_iter().filter(|one| !culprits.contains(one)).collect::<Vec<_>>());
 }
 
 #[test]
 fn one_unreadable_body_is_corrupt_and_the_others_are_found() {
-    let wanted: Vec<Bodiless> = (1..=64)
+    let wanted: Vec<PendingSend> = (1..=64)
         .map(|seq: Seq| {
             let delivery = DeliveryId::from_bytes([u8::try_from(seq).unwrap(); 16]);
-            Bodiless { endpoint: endpoint(1), delivery, seq, is_probe: false }
+            PendingSend { endpoint: endpoint(1), delivery, seq, is_probe: false }
         })
         .collect();
-    let run = run(Deed::ReadBodies { life: 1, wanted: wanted.clone() }, |call| match call {
+    let run = run(Effect::ReadBodies { generation: 1, wanted: wanted.clone() }, |call| match call {
         StoreCall::Bodies(asked) if asked.contains(&9) => Err(corrupt()),
         StoreCall::Bodies(_) => Ok(StoreReply::Bodies(vec![])),
         call => panic!("{call:?}"),
@@ -108,7 +108,7 @@ fn one_unreadable_body_is_corrupt_and_the_others_are_found() {
     assert!(run.is_done);
     let (mut dead, mut others) = (Vec::new(), 0);
     for input in &run.inputs {
-        let Wake::Bodies { asked, found, .. } = input else { panic!("{input:?}") };
+        let Input::BodiesRead { asked, found, .. } = input else { panic!("{input:?}") };
         match found.first() {
             None => others += asked.len(),
             Some(body) => {
@@ -125,36 +125,41 @@ fn one_unreadable_body_is_corrupt_and_the_others_are_found() {
 fn a_store_that_is_away_is_asked_again_and_nobody_is_blamed_for_it() {
     let endpoints: Vec<EndpointId> = (0..200).map(endpoint).collect();
     let mut failures = 0;
-    let run = run(Deed::TakeUp { life: 1, endpoints: endpoints.clone() }, |call| {
+    let run = run(Effect::LoadEndpoints { generation: 1, endpoints: endpoints.clone() }, |call| {
         failures += 1;
         match call {
             _ if failures <= 10 => Err(unavailable()),
-            StoreCall::TakeUp(_) => Ok(StoreReply::TakeUp(vec![])),
+            StoreCall::LoadEndpoints(_) => Ok(StoreReply::LoadEndpoints(vec![])),
             call => panic!("{call:?}"),
         }
     });
     assert!(run.is_done);
     let millis: Vec<u128> = run.delays.iter().map(Duration::as_millis).collect();
     assert_eq!(millis, [50, 100, 200, 400, 800, 1000, 1000, 1000, 1000, 1000]);
-    let mut taken_up = Vec::new();
+    let mut bundle = Vec::new();
     for input in run.inputs {
-        let Wake::TakenUp { asked, .. } = input else { panic!("{input:?}") };
-        taken_up.extend(asked);
+        let Input::EndpointsLoaded { asked, .. } = input else { panic!("{input:?}") };
+        bundle.extend(asked);
     }
-    taken_up.sort_unstable();
-    assert_eq!(taken_up, endpoints);
+    bundle.sort_unstable();
+    assert_eq!(bundle, endpoints);
 }
 
 #[test]
 fn a_window_that_cannot_be_read_waits_until_all_others_are() {
-    let read = |number: u8| Deed::Read { life: 1, endpoint: endpoint(number), want: Want::Fresh(Class::Rest), limit: 10 };
+    let read = |number: u8| Effect::ReadWindow {
+        generation: 1,
+        endpoint: endpoint(number),
+        want: WindowQuery::Fresh(Class::Rest),
+        limit: 10,
+    };
     let mut plan = plan((0..8).map(read).collect(), Timestamp::from_millis(0), None);
     assert_eq!(plan.executions.len(), 1, "they are read together");
     let (mut execution, mut progress) = plan.executions.pop().unwrap();
     let (mut found, mut waits) = (Vec::new(), 0);
     while waits < 3 {
         found.extend(progress.inputs.iter().map(|input| match input {
-            Wake::Read { endpoint, .. } => *endpoint,
+            Input::WindowRead { endpoint, .. } => *endpoint,
             input => panic!("{input:?}"),
         }));
         let call = match progress.next {
@@ -176,10 +181,10 @@ fn a_window_that_cannot_be_read_waits_until_all_others_are() {
     let rows = WindowRows { rows: vec![], more: false, seen: 0 };
     let last = execution.completed(Ok(StoreReply::Windows(vec![rows])));
     assert!(matches!(last.next, Next::Done));
-    assert!(matches!(&last.inputs[..], [Wake::Read { endpoint: found, .. }] if *found == endpoint(5)));
+    assert!(matches!(&last.inputs[..], [Input::WindowRead { endpoint: found, .. }] if *found == endpoint(5)));
 }
 
-fn attempt(seq: Seq) -> (Record, After) {
+fn attempt(seq: Seq) -> (Record, OnRecorded) {
     let attempt = AttemptRecord {
         id: AttemptId::from_bytes([u8::try_from(seq).unwrap(); 16]),
         number: 1,
@@ -193,31 +198,31 @@ fn attempt(seq: Seq) -> (Record, After) {
         endpoint_version: Some(1),
     };
     let state = State::Delivered { at: Timestamp::from_millis(0) };
-    let recorded = Recorded::Attempt { seq, attempt: Box::new(attempt), state };
+    let recorded = DeliveryChange::Attempt { seq, attempt: Box::new(attempt), state };
     let record = Record { partition: 1, epoch: 1, endpoint: endpoint(1), recorded, lane: None, disables_endpoint: None };
     let delivery = DeliveryId::from_bytes([u8::try_from(seq).unwrap(); 16]);
-    (record, After::Flight { endpoint: endpoint(1), delivery, note: None, noticed: vec![] })
+    (record, OnRecorded::AttemptEnded { endpoint: endpoint(1), delivery, note: None, noticed: vec![] })
 }
 
-fn record(seqs: impl Iterator<Item = Seq>) -> Deed {
-    let (records, after) = seqs.map(attempt).unzip();
-    Deed::Record { life: 1, records, after }
+fn record(seqs: impl Iterator<Item = Seq>) -> Effect {
+    let (records, on_recorded) = seqs.map(attempt).unzip();
+    Effect::Record { generation: 1, records, on_recorded }
 }
 
 #[test]
 fn a_record_that_cannot_be_written_does_not_hold_up_the_others() {
     let run = run(record(1..=20), |call| match call {
         StoreCall::Record(records) if records.iter().any(|record| record.seq() == Some(7)) => Err(corrupt()),
-        StoreCall::Record(records) => Ok(StoreReply::Record(vec![RecordedAs::Done; records.len()])),
+        StoreCall::Record(records) => Ok(StoreReply::Record(vec![RecordResult::Done; records.len()])),
         call => panic!("{call:?}"),
     });
     assert_eq!(run.delays, [UNREADABLE_RETRY], "and is tried again");
     let mut recorded = Vec::new();
     for input in run.inputs {
-        let Wake::Recorded { after, results, .. } = input else { panic!("{input:?}") };
-        assert_eq!(after.len(), results.len());
-        recorded.extend(after.into_iter().map(|after| match after {
-            After::Flight { delivery, .. } => delivery,
+        let Input::Recorded { on_recorded, results, .. } = input else { panic!("{input:?}") };
+        assert_eq!(on_recorded.len(), results.len());
+        recorded.extend(on_recorded.into_iter().map(|on_recorded| match on_recorded {
+            OnRecorded::AttemptEnded { delivery, .. } => delivery,
             after => panic!("{after:?}"),
         }));
     }
@@ -228,26 +233,26 @@ fn a_record_that_cannot_be_written_does_not_hold_up_the_others() {
 
 #[test]
 fn a_record_whose_answer_was_lost_counts_if_the_store_has_it() {
-    for lost in [|| CallFailure::Store(Error::Unknown), || CallFailure::Panicked] {
+    for lost in [|| CallFailure::Store(Error::CommitInDoubt), || CallFailure::Panicked] {
         let mut tries = 0;
         let run = run(record(1..=3), |call| match call {
             StoreCall::Record(_) => {
                 tries += 1;
                 // The first try has written 1 and 2; somebody else has recorded 3.
-                if tries == 1 { Err(lost()) } else { Ok(StoreReply::Record(vec![RecordedAs::MovedOn; 3])) }
+                if tries == 1 { Err(lost()) } else { Ok(StoreReply::Record(vec![RecordResult::MovedOn; 3])) }
             }
             StoreCall::DeliveriesAt(rows) => Ok(StoreReply::DeliveriesAt(rows.iter().map(|seq| delivery_row(*seq)).collect())),
             StoreCall::Attempts(delivery) => {
                 let (mine, _) = attempt(Seq::from(delivery.to_bytes()[0]));
-                let Recorded::Attempt { attempt, .. } = mine.recorded else { panic!("it is one") };
+                let DeliveryChange::Attempt { attempt, .. } = mine.recorded else { panic!("it is one") };
                 let other = AttemptRecord { id: AttemptId::from_bytes([99; 16]), ..*attempt.clone() };
                 Ok(StoreReply::Attempts(vec![if delivery.to_bytes()[0] == 3 { other } else { *attempt }]))
             }
             call => panic!("{call:?}"),
         });
         assert!(run.is_done);
-        let [Wake::Recorded { results, .. }] = &run.inputs[..] else { panic!("{:?}", run.inputs) };
-        assert_eq!(results, &[RecordedAs::Done, RecordedAs::Done, RecordedAs::MovedOn]);
+        let [Input::Recorded { results, .. }] = &run.inputs[..] else { panic!("{:?}", run.inputs) };
+        assert_eq!(results, &[RecordResult::Done, RecordResult::Done, RecordResult::MovedOn]);
     }
 }
 
@@ -257,29 +262,29 @@ fn a_refusal_is_believed_if_no_answer_was_lost() {
     let run = run(record(1..=2), |call| match call {
         StoreCall::Record(_) => {
             tries += 1;
-            if tries == 1 { Err(unavailable()) } else { Ok(StoreReply::Record(vec![RecordedAs::NotOwner; 2])) }
+            if tries == 1 { Err(unavailable()) } else { Ok(StoreReply::Record(vec![RecordResult::NotOwner; 2])) }
         }
         call => panic!("nothing is in doubt: {call:?}"),
     });
-    assert!(matches!(&run.inputs[..], [Wake::Recorded { results, .. }] if results == &[RecordedAs::NotOwner; 2]));
+    assert!(matches!(&run.inputs[..], [Input::Recorded { results, .. }] if results == &[RecordResult::NotOwner; 2]));
     assert_eq!(run.calls.len(), 2, "a write is not split because the store is away");
 }
 
 #[test]
 fn a_gap_is_scanned_page_by_page_and_goes_on_where_it_failed() {
     let mut asked = Vec::new();
-    let run = run(Deed::ScanGap { life: 1, after: 500 }, |call| {
+    let run = run(Effect::ScanGap { generation: 1, after: 500 }, |call| {
         let StoreCall::Sweep { after, .. } = call else { panic!("{call:?}") };
         asked.push(*after);
         if asked.len() == 2 {
             return Err(unavailable());
         }
         let next = (*after < 700).then_some(after + 100);
-        Ok(StoreReply::Sweep(Swept { endpoints: vec![endpoint(1)], highest: 720, next }))
+        Ok(StoreReply::Sweep(SweepPage { endpoints: vec![endpoint(1)], highest: 720, next }))
     });
     assert_eq!(asked, [500, 600, 600, 700], "not from the beginning");
-    assert_eq!(run.inputs.iter().filter(|input| matches!(input, Wake::Work(_))).count(), 3);
-    assert!(matches!(run.inputs.last(), Some(Wake::GapScanned { life: 1, through: 720 })));
+    assert_eq!(run.inputs.iter().filter(|input| matches!(input, Input::Work(_))).count(), 3);
+    assert!(matches!(run.inputs.last(), Some(Input::GapScanned { generation: 1, through: 720 })));
 }
 
 fn delivery_row(seq: Seq) -> DeliveryRow {
@@ -313,7 +318,7 @@ fn delivery_row(seq: Seq) -> DeliveryRow {
 
 #[test]
 fn a_spike_is_looked_at_once_what_was_recorded_is_counted() {
-    let see = |trigger| Deed::See { life: 1, endpoint: endpoint(1), trigger: Some(trigger), shortened_at: None };
+    let see = |trigger| Effect::ReadStatistics { generation: 1, endpoint: endpoint(1), trigger: Some(trigger), shortened_at: None };
     let mut uncounted = 2;
     let spike = run(see(Trigger::Spike), |call| match call {
         StoreCall::Count => {

@@ -56,12 +56,12 @@ pub enum MembershipNews {
     /// It owns these from now on, and nothing else.
     Owns(Claimed),
     /// It owns nothing any more.
-    Ended(Ended),
+    LeaveReason(LeaveReason),
 }
 
 /// Why a node is no member any more.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ended {
+pub enum LeaveReason {
     /// It could not say in time that it is alive, or others have taken it for dead.
     Lease,
     /// It is alive and does not do its work, and has left that to others.
@@ -113,7 +113,7 @@ impl MembershipMachine {
 
     /// The first call, or the first one after the task that made them has failed: what was known about the membership may be half true.
     pub fn start(&mut self) -> MembershipProgress {
-        let news = (self.phase != Phase::Joining).then(|| self.end(Ended::Lease));
+        let news = (self.phase != Phase::Joining).then(|| self.end(LeaveReason::Lease));
         self.phase = Phase::Joining;
         MembershipProgress { news, next: MembershipCall::Join }
     }
@@ -166,7 +166,9 @@ impl MembershipMachine {
                 self.call(Phase::FirstClaim, MembershipCall::Claim)
             }
             MembershipReply::Joined(None) => self.call(Phase::Joining, MembershipCall::Wait(PAUSE)),
-            MembershipReply::Renewed(Some(Err(_))) | MembershipReply::Claimed(Some(Err(_))) => self.drop_everything(Ended::Lease),
+            MembershipReply::Renewed(Some(Err(_))) | MembershipReply::Claimed(Some(Err(_))) => {
+                self.drop_everything(LeaveReason::Lease)
+            }
             MembershipReply::Renewed(renewed) => {
                 if renewed.is_some() {
                     self.renewed(if plant::is(Plant::LeaseCountsFromAnswer) { now } else { asked_at });
@@ -176,7 +178,7 @@ impl MembershipMachine {
             MembershipReply::Claimed(Some(Ok(claimed))) => self.claimed(claimed),
             // A member that owns nothing does not wait for its next renewal.
             MembershipReply::Claimed(None) if self.phase == Phase::FirstClaim => self.first_claim_failed(now),
-            MembershipReply::HandedOver if self.phase == Phase::SteppingDown => self.drop_everything(Ended::Stalled),
+            MembershipReply::HandedOver if self.phase == Phase::SteppingDown => self.drop_everything(LeaveReason::Stalled),
             MembershipReply::Claimed(None) | MembershipReply::HandedOver => self.rest(),
             MembershipReply::Waited => self.waited(health),
         }
@@ -195,7 +197,7 @@ impl MembershipMachine {
 
     fn first_claim_failed(&mut self, now: Duration) -> MembershipProgress {
         if self.has_ended(now) {
-            self.drop_everything(Ended::Lease)
+            self.drop_everything(LeaveReason::Lease)
         } else {
             self.call(Phase::FirstClaim, MembershipCall::Wait(PAUSE))
         }
@@ -203,7 +205,7 @@ impl MembershipMachine {
 
     fn after_renewal(&mut self, now: Duration, health: LoopHealth) -> MembershipProgress {
         if self.has_ended(now) {
-            return self.drop_everything(Ended::Lease);
+            return self.drop_everything(LeaveReason::Lease);
         }
         if (health.has_stopped || health.is_stalled) && self.is_shared {
             // Others can do what this node cannot.
@@ -245,19 +247,19 @@ impl MembershipMachine {
         MembershipProgress { news: None, next }
     }
 
-    fn drop_everything(&mut self, ended: Ended) -> MembershipProgress {
+    fn drop_everything(&mut self, ended: LeaveReason) -> MembershipProgress {
         let news = Some(self.end(ended));
         match ended {
-            Ended::Lease => MembershipProgress { news, ..self.call(Phase::Joining, MembershipCall::Join) },
+            LeaveReason::Lease => MembershipProgress { news, ..self.call(Phase::Joining, MembershipCall::Join) },
             // Otherwise this node would get again what it has just given up, before any other has looked.
-            Ended::Stalled => MembershipProgress { news, ..self.call(Phase::SteppedDown, MembershipCall::Wait(STEP_BACK)) },
+            LeaveReason::Stalled => MembershipProgress { news, ..self.call(Phase::SteppedDown, MembershipCall::Wait(STEP_BACK)) },
         }
     }
 
-    fn end(&mut self, ended: Ended) -> MembershipNews {
+    fn end(&mut self, ended: LeaveReason) -> MembershipNews {
         self.owned.clear();
         self.lease_ends_at = Some(Duration::ZERO);
-        MembershipNews::Ended(ended)
+        MembershipNews::LeaveReason(ended)
     }
 }
 
@@ -297,7 +299,10 @@ mod tests {
         assert_eq!(progress, MembershipProgress { news: None, next: MembershipCall::Claim });
         assert_eq!(machine.lease_ends_at(), Some(seconds(12) + LEASE.saturating_sub(MARGIN)));
         let progress = renew(&mut machine, 12, 17, None);
-        assert_eq!(progress, MembershipProgress { news: Some(MembershipNews::Ended(Ended::Lease)), next: MembershipCall::Join });
+        assert_eq!(
+            progress,
+            MembershipProgress { news: Some(MembershipNews::LeaveReason(LeaveReason::Lease)), next: MembershipCall::Join }
+        );
         assert!(!machine.owns(3));
     }
 
@@ -306,7 +311,7 @@ mod tests {
         let mut machine = member();
         assert_eq!(renew(&mut machine, 11, 11, None).next, MembershipCall::Claim);
         let progress = renew(&mut machine, 12, 12, Some(Err(Refusal::LeaseEnded)));
-        assert_eq!(progress.news, Some(MembershipNews::Ended(Ended::Lease)));
+        assert_eq!(progress.news, Some(MembershipNews::LeaveReason(LeaveReason::Lease)));
     }
 
     #[test]
@@ -342,7 +347,7 @@ mod tests {
         let progress = machine.completed(seconds(11), seconds(11), MembershipReply::Renewed(Some(Ok(()))), stalled);
         assert_eq!(progress.next, MembershipCall::HandOver(vec![(3, 1)]));
         let progress = machine.completed(seconds(11), seconds(11), MembershipReply::HandedOver, WELL);
-        assert_eq!(progress.news, Some(MembershipNews::Ended(Ended::Stalled)));
+        assert_eq!(progress.news, Some(MembershipNews::LeaveReason(LeaveReason::Stalled)));
         assert_eq!(progress.next, MembershipCall::Wait(STEP_BACK));
         let stopped = LoopHealth { has_stopped: true, ..WELL };
         let progress = machine.completed(seconds(14), seconds(11), MembershipReply::Waited, stopped);

@@ -13,16 +13,16 @@ use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinSet;
 
 use crate::handed_over::HandedOver;
-use crate::lease::{Lease, Pulse};
-use crate::owner::Wake;
+use crate::lease::{Heartbeat, Lease};
+use crate::owner::Input;
 
 pub use machine::{
-    Ended, LoopHealth, MembershipCall, MembershipMachine, MembershipNews, MembershipProgress, MembershipReply, RENEWED_EVERY,
+    LeaveReason, LoopHealth, MembershipCall, MembershipMachine, MembershipNews, MembershipProgress, MembershipReply, RENEWED_EVERY,
 };
 
 pub(crate) struct Membership {
     store: Arc<dyn Store>,
-    inbox: UnboundedSender<Wake>,
+    inbox: UnboundedSender<Input>,
     lease: Lease,
     started: Instant,
     node: Mutex<Option<NodeId>>,
@@ -30,11 +30,11 @@ pub(crate) struct Membership {
     machine: Mutex<MembershipMachine>,
     /// What the owner was last told to leave alone.
     handed_over: Arc<HandedOver>,
-    pulse: Pulse,
+    heartbeat: Heartbeat,
 }
 
 impl Membership {
-    pub(crate) fn new(store: Arc<dyn Store>, inbox: UnboundedSender<Wake>) -> Membership {
+    pub(crate) fn new(store: Arc<dyn Store>, inbox: UnboundedSender<Input>) -> Membership {
         let machine = Mutex::new(MembershipMachine::new(store.is_shared()));
         Membership {
             store,
@@ -44,7 +44,7 @@ impl Membership {
             node: Mutex::new(None),
             machine,
             handed_over: Arc::default(),
-            pulse: Pulse::new(),
+            heartbeat: Heartbeat::new(),
         }
     }
 
@@ -59,12 +59,12 @@ impl Membership {
 
     /// The loop has come round.
     pub(crate) fn tick(&self) {
-        self.pulse.tick();
+        self.heartbeat.tick();
     }
 
     /// What is due is not begun here, for a reason of this node's own.
     pub(crate) fn stalled(&self, is_stalled: bool) {
-        self.pulse.stalled(is_stalled);
+        self.heartbeat.stalled(is_stalled);
     }
 
     pub(crate) fn node(&self) -> Option<NodeId> {
@@ -81,7 +81,7 @@ impl Membership {
         let mut machine = self.machine.lock();
         let given_up = machine.prepare_to_leave();
         if !given_up.is_empty() {
-            let _ = self.inbox.send(Wake::GiveUp(given_up));
+            let _ = self.inbox.send(Input::GiveUp(given_up));
         }
     }
 
@@ -92,7 +92,7 @@ impl Membership {
         loop {
             let asked_at = self.started.elapsed();
             let reply = self.make(next, &mut listening).await;
-            let health = LoopHealth { has_stopped: self.pulse.has_stopped(), is_stalled: self.pulse.is_stalled() };
+            let health = LoopHealth { has_stopped: self.heartbeat.has_stopped(), is_stalled: self.heartbeat.is_stalled() };
             if health.has_stopped {
                 tracing::error!("the delivery loop has not come round for ten seconds");
             }
@@ -117,21 +117,21 @@ impl Membership {
             None => {}
             Some(MembershipNews::Owns(claimed)) => {
                 tracing::info!(partitions = claimed.partitions.len(), "partitions_owned");
-                let leave_alone = claimed.leave_alone.clone();
-                let _ = self.inbox.send(Wake::Owns(claimed));
-                self.handed_over.add(&leave_alone);
+                let in_flight_elsewhere = claimed.in_flight_elsewhere.clone();
+                let _ = self.inbox.send(Input::PartitionsClaimed(claimed));
+                self.handed_over.add(&in_flight_elsewhere);
             }
-            Some(MembershipNews::Ended(ended)) => {
+            Some(MembershipNews::LeaveReason(ended)) => {
                 match ended {
-                    Ended::Lease => tracing::error!("the lease has ended: this node drops everything and joins again"),
-                    Ended::Stalled => tracing::error!("this node does not deliver what is due: it leaves that to others"),
+                    LeaveReason::Lease => tracing::error!("the lease has ended: this node drops everything and joins again"),
+                    LeaveReason::Stalled => tracing::error!("this node does not deliver what is due: it leaves that to others"),
                 }
-                self.pulse.stalled(false);
+                self.heartbeat.stalled(false);
                 *self.node.lock() = None;
                 self.handed_over.clear();
-                let _ = self.inbox.send(Wake::LeaseEnded);
+                let _ = self.inbox.send(Input::LeaseEnded);
                 // After that: whatever has not heard of it yet sends nothing more under the old name.
-                self.lease.begin_tenure();
+                self.lease.begin_term();
             }
         }
         next
@@ -174,7 +174,7 @@ impl Membership {
         let inbox = self.inbox.clone();
         listening.spawn(async move {
             while let Some(asked) = commands.next().await {
-                if inbox.send(Wake::Asked(asked)).is_err() {
+                if inbox.send(Input::Command(asked)).is_err() {
                     return;
                 }
             }
@@ -211,7 +211,7 @@ mod tests {
     struct World {
         membership: Membership,
         node: NodeId,
-        wakes: UnboundedReceiver<Wake>,
+        inputs: UnboundedReceiver<Input>,
         store: Arc<dyn Store>,
         _server: Server,
         listening: JoinSet<()>,
@@ -222,9 +222,9 @@ mod tests {
         let server = Server::start();
         let options = Options::new(Keyring::new(MasterKey::generate(), vec![]));
         let store: Arc<dyn Store> = Arc::new(Postgres::connect(&server.url(), options).await.unwrap());
-        let (inbox, wakes) = unbounded_channel();
+        let (inbox, inputs) = unbounded_channel();
         let membership = Membership::new(Arc::clone(&store), inbox);
-        let world = World { membership, node: NodeId(0), wakes, store, _server: server, listening: JoinSet::new() };
+        let world = World { membership, node: NodeId(0), inputs, store, _server: server, listening: JoinSet::new() };
         world.joined().await
     }
 
@@ -264,15 +264,15 @@ mod tests {
     async fn i33_a_claim_that_was_under_way_when_a_node_left_keeps_nothing_from_others() {
         let mut world = world().await;
         world.membership.prepare_to_leave();
-        let Some(Wake::Owns(claimed)) = world.wakes.recv().await else { panic!("it was told what it owns") };
+        let Some(Input::PartitionsClaimed(claimed)) = world.inputs.recv().await else { panic!("it was told what it owns") };
         assert_eq!(claimed.partitions.len(), usize::from(PARTITIONS));
-        let Some(Wake::GiveUp(partitions)) = world.wakes.recv().await else { panic!("and then what it gives up") };
+        let Some(Input::GiveUp(partitions)) = world.inputs.recv().await else { panic!("and then what it gives up") };
         assert_eq!(partitions.len(), usize::from(PARTITIONS));
         // The owner does as it was told, and the claim that had begun before looks after that.
         world.store.hand_over(world.node, GivenUp::Partitions(claimed.partitions), vec![]).await.unwrap();
         world.claim().await;
         assert_eq!(world.left_for_others().await, usize::from(PARTITIONS), "it got everything again, and gave it up");
-        assert!(world.wakes.try_recv().is_err(), "the owner has heard nothing of it");
+        assert!(world.inputs.try_recv().is_err(), "the owner has heard nothing of it");
     }
 
     #[tokio::test]

@@ -7,18 +7,18 @@ use std::collections::HashMap;
 
 use posthaste_core::id::{EndpointId, TenantId};
 use posthaste_core::time::Timestamp;
-use posthaste_store::{Commanded, RecordedAs};
+use posthaste_store::{CommandOutcome, RecordResult};
 use tokio::sync::oneshot;
 
-use super::asked::Waiter;
-use super::{Owner, Ticket};
+use super::commands::Waiter;
+use super::{Owner, WaiterId};
 
 #[derive(Default, Debug)]
 pub(super) struct Applying {
     /// These wait for a read that has not begun.
-    unread: HashMap<EndpointId, Vec<Ticket>>,
+    unread: HashMap<EndpointId, Vec<WaiterId>>,
     /// These wait for the read that is under way.
-    reading: HashMap<EndpointId, Vec<Ticket>>,
+    reading: HashMap<EndpointId, Vec<WaiterId>>,
 }
 
 impl Applying {
@@ -28,14 +28,14 @@ impl Applying {
             return;
         }
         for endpoint in endpoints {
-            if let Some(tickets) = self.unread.remove(endpoint) {
-                self.reading.entry(*endpoint).or_default().extend(tickets);
+            if let Some(last_waiter_id) = self.unread.remove(endpoint) {
+                self.reading.entry(*endpoint).or_default().extend(last_waiter_id);
             }
         }
     }
 
     /// It has ended: who hears of it, and whether another one is wanted.
-    fn end(&mut self, endpoint: EndpointId) -> (Vec<Ticket>, bool) {
+    fn end(&mut self, endpoint: EndpointId) -> (Vec<WaiterId>, bool) {
         (self.reading.remove(&endpoint).unwrap_or_default(), self.unread.contains_key(&endpoint))
     }
 
@@ -48,30 +48,30 @@ impl Owner {
     /// What is known here about these, or is just being read.
     pub(super) fn cached_endpoints(&self, tenant: &TenantId, endpoint: Option<EndpointId>) -> Vec<EndpointId> {
         let is_cached = |endpoint: &EndpointId| {
-            self.known.contains_key(endpoint) || self.taking_up.contains(endpoint) || self.unreadable.contains_key(endpoint)
+            self.endpoints.contains_key(endpoint) || self.loading.contains(endpoint) || self.unreadable.contains_key(endpoint)
         };
         if let Some(endpoint) = endpoint {
             return Some(endpoint).filter(is_cached).into_iter().collect();
         }
         // Of those that are being read for the first time the tenant is not known yet.
         let known = self.tenants.get(tenant).map(|tenant| tenant.endpoints.clone()).unwrap_or_default();
-        let unknown = self.taking_up.iter().chain(self.unreadable.keys()).copied();
-        known.into_iter().chain(unknown.filter(|endpoint| !self.known.contains_key(endpoint))).collect()
+        let unknown = self.loading.iter().chain(self.unreadable.keys()).copied();
+        known.into_iter().chain(unknown.filter(|endpoint| !self.endpoints.contains_key(endpoint))).collect()
     }
 
     /// Reads these again, and answers once that is done.
-    pub(super) fn apply(&mut self, now: Timestamp, endpoints: Vec<EndpointId>, answer: oneshot::Sender<Commanded>) {
+    pub(super) fn apply(&mut self, now: Timestamp, endpoints: Vec<EndpointId>, answer: oneshot::Sender<CommandOutcome>) {
         if endpoints.is_empty() {
-            let _ = answer.send(Commanded::Done);
+            let _ = answer.send(CommandOutcome::Done);
             return;
         }
-        self.tickets += 1;
-        let ticket = self.tickets;
-        self.waiters.insert(ticket, Waiter { left: endpoints.len(), is_any_done: true, answer });
+        self.last_waiter_id += 1;
+        let waiter_id = self.last_waiter_id;
+        self.waiters.insert(waiter_id, Waiter { left: endpoints.len(), is_any_done: true, answer });
         for endpoint in endpoints {
             self.retry_unreadable_endpoint(now, endpoint);
-            self.take_up(endpoint);
-            self.applying.unread.entry(endpoint).or_default().push(ticket);
+            self.request_load(endpoint);
+            self.applying.unread.entry(endpoint).or_default().push(waiter_id);
         }
     }
 
@@ -81,12 +81,12 @@ impl Owner {
             return;
         }
         for endpoint in endpoints {
-            let (tickets, is_wanted) = self.applying.end(*endpoint);
-            for ticket in tickets {
-                self.answer(ticket, RecordedAs::Done);
+            let (last_waiter_id, is_wanted) = self.applying.end(*endpoint);
+            for waiter_id in last_waiter_id {
+                self.answer(waiter_id, RecordResult::Done);
             }
             if is_wanted {
-                self.take_up(*endpoint);
+                self.request_load(*endpoint);
             }
         }
     }

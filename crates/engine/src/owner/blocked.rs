@@ -9,7 +9,7 @@ use std::time::Duration;
 use posthaste_core::id::EndpointId;
 use posthaste_core::time::Timestamp;
 
-use super::{Errand, Owner};
+use super::{Owner, SendRef};
 
 const LOOKED_AT_EVERY: Duration = Duration::from_mins(5);
 
@@ -60,9 +60,9 @@ impl Blocked {
 
 impl Owner {
     /// A request was refused before anything of it was sent. There is nothing to record.
-    pub(super) fn hold_blocked(&mut self, now: Timestamp, errand: Errand, cause: Option<String>) {
-        let Errand { endpoint, delivery, .. } = errand;
-        self.sent.remove(&delivery);
+    pub(super) fn hold_blocked(&mut self, now: Timestamp, send: SendRef, cause: Option<String>) {
+        let SendRef { endpoint, delivery, .. } = send;
+        self.in_flight_requests.remove(&delivery);
         self.scheduler.blocked(now, endpoint, delivery);
         let cause = cause.unwrap_or_else(|| "the settings do not allow it".to_owned());
         if self.blocked.insert(endpoint, cause.clone(), now + LOOKED_AT_EVERY) {

@@ -1,17 +1,17 @@
 //! What the owner of lanes knows, and what it wants done.
 //!
-//! Everything that happens to a node's deliveries comes in as a [`Wake`]; everything that has to be done about it goes out
-//! as a [`Deed`]. Whoever goes next is `core::scheduler`'s business; this is what lies around it: which endpoints are known,
+//! Everything that happens to a node's deliveries comes in as a [`Input`]; everything that has to be done about it goes out
+//! as a [`Effect`]. Whoever goes next is `core::scheduler`'s business; this is what lies around it: which endpoints are known,
 //! which payloads are at hand, what is to be recorded, who waits for an answer.
 //!
 //! Nothing in here waits, asks the time or touches the world. So the simulator can run it in virtual time, and let it die
 //! between any two steps.
 
 mod applying;
-mod asked;
 mod blocked;
+mod commands;
 mod feed_gap;
-mod news;
+mod messages;
 mod ownership;
 mod sending;
 mod timeouts;
@@ -27,19 +27,19 @@ use posthaste_core::plant::{self, Plant};
 use posthaste_core::scheduler::{Command, LaneSurvey, Scheduler, Seq, TokenWaits};
 use posthaste_core::time::Timestamp;
 use posthaste_metrics::Note;
-use posthaste_store::{Commanded, Epoch, LaneShown, LaneState, LeaveAlone, Partition, Record, Recorded};
+use posthaste_store::{CommandOutcome, DeliveryChange, Epoch, InFlightElsewhere, LaneSnapshot, LaneState, Partition, Record};
 use tokio::sync::oneshot;
 
 use crate::Options;
 use crate::bodies::CachedBodies;
 
 use applying::Applying;
-use asked::Waiter;
 use blocked::Blocked;
+use commands::Waiter;
 use feed_gap::FeedGap;
-pub use news::{After, Bodiless, Deed, Errand, Life, Seen, Sending, Ticket, Wake};
-use ownership::{Known, KnownTenant};
-use sending::Sent;
+pub use messages::{Effect, Input, ObservedAttempts, OnRecorded, OwnerGeneration, PendingSend, SendRef, SendRequest, WaiterId};
+use ownership::{EndpointState, TenantState};
+use sending::InFlightRequest;
 use unreadable::Unreadable;
 
 /// How many endpoints are taken up, and bodies read, in one go.
@@ -48,13 +48,13 @@ const AT_ONCE_MAX: usize = 256;
 const UNRECORDED_MAX: usize = 4096;
 
 /// An event that somebody wants to see arrive, and who.
-type Test = (Arc<Event>, oneshot::Sender<Commanded>);
+type PendingTest = (Arc<Event>, oneshot::Sender<CommandOutcome>);
 
 #[derive(Debug)]
 pub struct Owner {
     options: Options,
     scheduler: Scheduler,
-    life: Life,
+    generation: OwnerGeneration,
     epochs: BTreeMap<Partition, Epoch>,
     /// When each became ours: what was spent there before is not known.
     owned_since: BTreeMap<Partition, ownership::Since>,
@@ -62,151 +62,163 @@ pub struct Owner {
     left_epochs: BTreeMap<Partition, Epoch>,
     /// Whose last owner has written down all that it knew.
     handed_over: BTreeSet<Partition>,
-    left_alone: HashMap<EndpointId, Vec<LeaveAlone>>,
-    known: HashMap<EndpointId, Known>,
+    in_flight_elsewhere: HashMap<EndpointId, Vec<InFlightElsewhere>>,
+    endpoints: HashMap<EndpointId, EndpointState>,
     feed_gap: FeedGap,
     /// The highest of all lane states, those that were read and those that were made here. Never falls, so that a record that is
     /// retried late is never taken for a newer one.
     lane_version: u64,
     /// In an order, so that what is asked for does not depend on a hash.
-    tenants: BTreeMap<TenantId, KnownTenant>,
+    tenants: BTreeMap<TenantId, TenantState>,
     /// Under which epoch of a partition what is known of a tenant's tokens was taken over.
     tenants_taken: BTreeMap<(TenantId, Partition), Epoch>,
-    taking_up: HashSet<EndpointId>,
+    loading: HashSet<EndpointId>,
     /// Since when nobody has answered about those.
-    taking_up_since: Option<Timestamp>,
-    to_take_up: Vec<EndpointId>,
+    loading_since: Option<Timestamp>,
+    to_load: Vec<EndpointId>,
     unreadable: BTreeMap<EndpointId, Unreadable>,
     blocked: Blocked,
     bodies: CachedBodies,
-    bodiless: Vec<Bodiless>,
+    pending_sends: Vec<PendingSend>,
     /// Their turn has come and nothing has been sent yet: their payload is being read, or their probe recorded.
     unsent: HashSet<DeliveryId>,
     bytes_in_flight: usize,
     records: Vec<Record>,
-    after: Vec<After>,
+    on_recorded: Vec<OnRecorded>,
     unrecorded: usize,
     /// Rows that were read or withdrawn and whose commit the feed may not have reported yet.
-    ahead_of_news: BTreeSet<Seq>,
+    ahead_of_feed: BTreeSet<Seq>,
     /// Taken out of their lanes and not yet recorded: nothing sends them, whatever a read brings. Whether one has.
     withdrawn: HashMap<Seq, bool>,
-    waiters: HashMap<Ticket, Waiter>,
+    waiters: HashMap<WaiterId, Waiter>,
     applying: Applying,
-    tickets: Ticket,
+    last_waiter_id: WaiterId,
     /// Somebody wants to send a test there as soon as it is known.
-    tests: HashMap<EndpointId, Vec<Test>>,
+    tests: HashMap<EndpointId, Vec<PendingTest>>,
     /// Whoever waits for a test that is under way.
-    testers: HashMap<DeliveryId, oneshot::Sender<Commanded>>,
+    testers: HashMap<DeliveryId, oneshot::Sender<CommandOutcome>>,
     /// What has happened and is on disk, for whoever counts it.
     notes: Vec<Note>,
     /// Of requests that are on their way.
-    sent: HashMap<DeliveryId, Sent>,
+    in_flight_requests: HashMap<DeliveryId, InFlightRequest>,
     changed: BTreeSet<EndpointId>,
     requests: usize,
     is_stopping: bool,
-    deeds: Vec<Deed>,
+    effects: Vec<Effect>,
 }
 
 impl Owner {
     pub fn new(now: Timestamp, options: Options) -> Owner {
         Owner {
             scheduler: Scheduler::new(now, options.limits),
-            life: 0,
+            generation: 0,
             epochs: BTreeMap::new(),
             owned_since: BTreeMap::new(),
             left_epochs: BTreeMap::new(),
             handed_over: BTreeSet::new(),
-            left_alone: HashMap::new(),
-            known: HashMap::new(),
+            in_flight_elsewhere: HashMap::new(),
+            endpoints: HashMap::new(),
             feed_gap: FeedGap::default(),
             lane_version: 0,
             tenants: BTreeMap::new(),
             tenants_taken: BTreeMap::new(),
-            taking_up: HashSet::new(),
-            taking_up_since: None,
-            to_take_up: Vec::new(),
+            loading: HashSet::new(),
+            loading_since: None,
+            to_load: Vec::new(),
             unreadable: BTreeMap::new(),
             blocked: Blocked::default(),
             bodies: CachedBodies::new(options.cached_body_bytes_max),
-            bodiless: Vec::new(),
+            pending_sends: Vec::new(),
             unsent: HashSet::new(),
             bytes_in_flight: 0,
             records: Vec::new(),
-            after: Vec::new(),
+            on_recorded: Vec::new(),
             unrecorded: 0,
-            ahead_of_news: BTreeSet::new(),
+            ahead_of_feed: BTreeSet::new(),
             withdrawn: HashMap::new(),
             waiters: HashMap::new(),
             applying: Applying::default(),
-            tickets: 0,
+            last_waiter_id: 0,
             tests: HashMap::new(),
             testers: HashMap::new(),
             notes: Vec::new(),
-            sent: HashMap::new(),
+            in_flight_requests: HashMap::new(),
             changed: BTreeSet::new(),
             requests: 0,
             is_stopping: false,
-            deeds: Vec::new(),
+            effects: Vec::new(),
             options,
         }
     }
 
-    /// Something has happened. What comes of it is told by [`Owner::next_deeds`].
-    pub fn wake(&mut self, now: Timestamp, wake: Wake) {
-        match wake {
-            Wake::Owns(claimed) => self.owns(now, claimed),
-            Wake::LeaseEnded if plant::is(Plant::FrozenNodeGoesOn) || plant::is(Plant::LeaseEndIgnored) => {}
-            Wake::LeaseEnded => self.drop_everything(now),
-            Wake::GiveUp(partitions) => self.give_up(now, partitions),
-            Wake::RecordedElsewhere { endpoint, delivery } => self.recorded_elsewhere(endpoint, delivery),
-            Wake::Work(endpoints) => endpoints.into_iter().for_each(|endpoint| self.look_at(now, endpoint)),
-            Wake::Fed(rows) => rows.into_iter().for_each(|row| self.fed(now, row)),
-            Wake::FeedOverflowed => self.feed_gap.overflowed(),
-            Wake::GapScanned { life, through } if life == self.life => self.feed_gap.scanned(through),
-            Wake::EndpointUnreadable { life, endpoint, cause } if life == self.life => {
+    /// Something has happened. What comes of it is told by [`Owner::next_effects`].
+    pub fn handle(&mut self, now: Timestamp, input: Input) {
+        match input {
+            Input::PartitionsClaimed(claimed) => self.partitions_claimed(now, claimed),
+            Input::LeaseEnded if plant::is(Plant::FrozenNodeGoesOn) || plant::is(Plant::LeaseEndIgnored) => {}
+            Input::LeaseEnded => self.drop_everything(now),
+            Input::GiveUp(partitions) => self.give_up(now, partitions),
+            Input::RecordedElsewhere { endpoint, delivery } => self.recorded_elsewhere(endpoint, delivery),
+            Input::Work(endpoints) => endpoints.into_iter().for_each(|endpoint| self.look_at(now, endpoint)),
+            Input::Committed(rows) => rows.into_iter().for_each(|row| self.delivery_committed(now, row)),
+            Input::FeedOverflowed => self.feed_gap.overflowed(),
+            Input::GapScanned { generation, through } if generation == self.generation => self.feed_gap.scanned(through),
+            Input::EndpointUnreadable { generation, endpoint, cause } if generation == self.generation => {
                 self.endpoint_unreadable(now, endpoint, cause);
             }
-            Wake::TakenUp { life, asked, found } if life == self.life => self.taken_up(now, &asked, found),
-            Wake::Read { life, endpoint, want, rows } if life == self.life => self.has_read(endpoint, &want, rows),
-            Wake::Bodies { life, asked, found } if life == self.life => self.bodies_found(now, asked, found),
-            Wake::Answered { life, errand, attempt } if life == self.life => self.answered(now, errand, attempt),
-            Wake::NotSent { life, errand } if life == self.life => self.not_sent(now, errand),
-            Wake::Recorded { life, after, results } if life == self.life => self.recorded(now, after, &results),
-            Wake::ConfigurationMoved => {
+            Input::EndpointsLoaded { generation, asked, found } if generation == self.generation => {
+                self.endpoints_loaded(now, &asked, found)
+            }
+            Input::WindowRead { generation, endpoint, want, rows } if generation == self.generation => {
+                self.window_read(endpoint, &want, rows)
+            }
+            Input::BodiesRead { generation, asked, found } if generation == self.generation => self.bodies_found(now, asked, found),
+            Input::AttemptFinished { generation, send, attempt } if generation == self.generation => {
+                self.attempt_finished(now, send, attempt)
+            }
+            Input::NotSent { generation, send } if generation == self.generation => self.not_sent(now, send),
+            Input::Recorded { generation, on_recorded, results } if generation == self.generation => {
+                self.recorded(now, on_recorded, &results)
+            }
+            Input::ConfigurationChanged => {
                 self.retry_unreadable_now(now);
-                let (life, tenants) = (self.life, self.tenants.keys().cloned().collect::<Vec<_>>());
+                let (generation, tenants) = (self.generation, self.tenants.keys().cloned().collect::<Vec<_>>());
                 if !tenants.is_empty() {
-                    self.deeds.push(Deed::CompareVersions { life, tenants });
+                    self.effects.push(Effect::CompareVersions { generation, tenants });
                 }
             }
-            Wake::Versions { life, versions } if life == self.life => self.compare(versions),
-            Wake::Restamped { life, endpoint } if life == self.life => {
+            Input::Versions { generation, versions } if generation == self.generation => self.compare(versions),
+            Input::Restamped { generation, endpoint } if generation == self.generation => {
                 // A row may have gone from one queue to another between two reads, so that a lane that saw neither of
                 // them was forgotten.
                 self.look_at(now, endpoint);
                 self.scheduler.reread(endpoint);
             }
-            Wake::Overdue(overdue) => overdue.into_iter().for_each(|overdue| self.end_overdue(now, overdue)),
-            Wake::Asked(asked) => self.asked(now, asked),
-            Wake::LookedUp { life, asked, rows } if life == self.life => self.looked_up(now, *asked, &rows),
-            Wake::Seen { life, endpoint, trigger, seen } if life == self.life => self.seen(now, endpoint, trigger, &seen),
+            Input::Overdue(overdue) => overdue.into_iter().for_each(|overdue| self.end_overdue(now, overdue)),
+            Input::Command(asked) => self.command_received(now, asked),
+            Input::DeliveriesFound { generation, asked, rows } if generation == self.generation => {
+                self.deliveries_found(now, *asked, &rows)
+            }
+            Input::StatisticsRead { generation, endpoint, trigger, seen } if generation == self.generation => {
+                self.statistics_read(now, endpoint, trigger, &seen)
+            }
             // Of an earlier life. What was sent in it is somebody else's to send again.
-            Wake::GapScanned { .. }
-            | Wake::TakenUp { .. }
-            | Wake::EndpointUnreadable { .. }
-            | Wake::Read { .. }
-            | Wake::Bodies { .. }
-            | Wake::Recorded { .. }
-            | Wake::Versions { .. }
-            | Wake::Restamped { .. }
-            | Wake::LookedUp { .. }
-            | Wake::Seen { .. } => {}
-            Wake::Answered { .. } | Wake::NotSent { .. } => self.requests -= 1,
+            Input::GapScanned { .. }
+            | Input::EndpointsLoaded { .. }
+            | Input::EndpointUnreadable { .. }
+            | Input::WindowRead { .. }
+            | Input::BodiesRead { .. }
+            | Input::Recorded { .. }
+            | Input::Versions { .. }
+            | Input::Restamped { .. }
+            | Input::DeliveriesFound { .. }
+            | Input::StatisticsRead { .. } => {}
+            Input::AttemptFinished { .. } | Input::NotSent { .. } => self.requests -= 1,
         }
     }
 
     /// What is to be done now. Nothing more until something happens, or until [`Owner::wake_at`].
-    pub fn next_deeds(&mut self, now: Timestamp) -> Vec<Deed> {
+    pub fn next_effects(&mut self, now: Timestamp) -> Vec<Effect> {
         self.look_at_blocked(now);
         while self.may_start()
             && let Some(command) = self.scheduler.next(now)
@@ -215,30 +227,32 @@ impl Owner {
                 Command::Send { endpoint, delivery, attempt: _, is_probe } => self.send(now, endpoint, delivery, is_probe),
                 Command::End { endpoint, delivery, state } => self.end(endpoint, delivery, state),
                 Command::Read { endpoint, want, limit } => {
-                    self.deeds.push(Deed::Read { life: self.life, endpoint, want, limit });
+                    self.effects.push(Effect::ReadWindow { generation: self.generation, endpoint, want, limit });
                 }
             }
         }
-        let life = self.life;
+        let generation = self.generation;
         if let Some(after) = self.feed_gap.next_scan() {
-            self.deeds.push(Deed::ScanGap { life, after });
+            self.effects.push(Effect::ScanGap { generation, after });
         }
         self.retry_unreadable(now);
-        let to_take_up = std::mem::take(&mut self.to_take_up);
-        if !to_take_up.is_empty() {
-            self.taking_up_since.get_or_insert(now);
-            self.applying.begin(&to_take_up);
+        let to_load = std::mem::take(&mut self.to_load);
+        if !to_load.is_empty() {
+            self.loading_since.get_or_insert(now);
+            self.applying.begin(&to_load);
         }
-        self.deeds.extend(to_take_up.chunks(AT_ONCE_MAX).map(|chunk| Deed::TakeUp { life, endpoints: chunk.to_vec() }));
-        let bodiless = std::mem::take(&mut self.bodiless);
-        self.deeds.extend(bodiless.chunks(AT_ONCE_MAX).map(|chunk| Deed::ReadBodies { life, wanted: chunk.to_vec() }));
+        self.effects
+            .extend(to_load.chunks(AT_ONCE_MAX).map(|chunk| Effect::LoadEndpoints { generation, endpoints: chunk.to_vec() }));
+        let pending_sends = std::mem::take(&mut self.pending_sends);
+        self.effects
+            .extend(pending_sends.chunks(AT_ONCE_MAX).map(|chunk| Effect::ReadBodies { generation, wanted: chunk.to_vec() }));
         if !self.records.is_empty() {
             self.unrecorded += self.records.len();
             // Into lists of just that length, so that those here keep their room for the next ones.
-            let (records, after) = (self.records.drain(..).collect(), self.after.drain(..).collect());
-            self.deeds.push(Deed::Record { life, records, after });
+            let (records, on_recorded) = (self.records.drain(..).collect(), self.on_recorded.drain(..).collect());
+            self.effects.push(Effect::Record { generation, records, on_recorded });
         }
-        std::mem::take(&mut self.deeds)
+        std::mem::take(&mut self.effects)
     }
 
     /// When to ask again if nothing happens.
@@ -269,23 +283,23 @@ impl Owner {
     }
 
     /// What has changed of the lanes since this was last asked, for whoever explains holds.
-    pub fn show(&mut self, now: Timestamp) {
+    pub fn publish_changed_lanes(&mut self, now: Timestamp) {
         let changed = std::mem::take(&mut self.changed);
-        let lanes: Vec<LaneShown> = changed.into_iter().filter_map(|endpoint| self.shown(now, endpoint)).collect();
+        let lanes: Vec<LaneSnapshot> = changed.into_iter().filter_map(|endpoint| self.lane_snapshot(now, endpoint)).collect();
         if !lanes.is_empty() {
-            self.deeds.push(Deed::Show(lanes));
+            self.effects.push(Effect::PublishLanes(lanes));
         }
     }
 
     /// What is shown of one lane; `None` of one that is not known here.
-    pub fn shown(&self, now: Timestamp, endpoint: EndpointId) -> Option<LaneShown> {
+    pub fn lane_snapshot(&self, now: Timestamp, endpoint: EndpointId) -> Option<LaneSnapshot> {
         let blocked = self.unreadable.get(&endpoint).map(|unreadable| unreadable.cause.clone());
-        let Some(known) = self.known.get(&endpoint) else {
-            return Some(LaneShown { blocked: Some(blocked?), ..LaneShown::unknown(endpoint, now) });
+        let Some(known) = self.endpoints.get(&endpoint) else {
+            return Some(LaneSnapshot { blocked: Some(blocked?), ..LaneSnapshot::unknown(endpoint, now) });
         };
         let blocked = blocked.or_else(|| self.blocked.cause(endpoint));
         let facts = self.scheduler.facts(now, endpoint);
-        Some(LaneShown {
+        Some(LaneSnapshot {
             endpoint,
             at: now,
             memory: self.scheduler.memory(endpoint).unwrap_or_default(),
@@ -313,7 +327,7 @@ impl Owner {
     /// What is counted when a delivery ends without an attempt.
     fn note_of_end(&self, endpoint: EndpointId, state: State) -> Option<Note> {
         self.options.metrics.as_ref()?;
-        let tenant = self.known.get(&endpoint)?.tenant.clone();
+        let tenant = self.endpoints.get(&endpoint)?.tenant.clone();
         match state {
             State::Waiting { .. } | State::Delivered { .. } => None,
             State::Dead { reason, .. } => Some(Note::Dead { tenant, reason }),
@@ -327,8 +341,8 @@ impl Owner {
     }
 
     /// Since when the store has not said what endpoints are like that something is to be sent to.
-    pub fn takes_up_since(&self) -> Option<Timestamp> {
-        self.taking_up_since
+    pub fn loading_since(&self) -> Option<Timestamp> {
+        self.loading_since
     }
 
     pub fn token_waits(&self) -> TokenWaits {
@@ -349,18 +363,18 @@ impl Owner {
     pub fn lane_states(&mut self) -> Vec<Record> {
         // Each of another lane: one version is newer than all that they had.
         let version = self.next_lane_version();
-        let lane = |(endpoint, known): (&EndpointId, &Known)| {
+        let lane = |(endpoint, known): (&EndpointId, &EndpointState)| {
             let memory = self.scheduler.memory(*endpoint)?;
             Some(Record {
                 partition: known.partition,
                 epoch: *self.epochs.get(&known.partition)?,
                 endpoint: *endpoint,
-                recorded: Recorded::Nothing,
+                recorded: DeliveryChange::Nothing,
                 lane: Some(LaneState { memory, timeout: known.timeout, version }),
                 disables_endpoint: None,
             })
         };
-        let mut lanes: Vec<Record> = self.known.iter().filter_map(lane).collect();
+        let mut lanes: Vec<Record> = self.endpoints.iter().filter_map(lane).collect();
         lanes.sort_by_key(|record| record.endpoint);
         lanes
     }

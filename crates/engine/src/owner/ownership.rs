@@ -7,20 +7,23 @@ use posthaste_core::bucket::Bucket;
 use posthaste_core::endpoint::Override;
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
 use posthaste_core::plant::{self, Plant};
-use posthaste_core::scheduler::{Backlog, LaneConfig, LaneMemory, Seq, Want};
+use posthaste_core::scheduler::{Backlog, LaneConfig, LaneMemory, Seq, WindowQuery};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::{Adaptive, Mode};
-use posthaste_store::{Claimed, Commanded, Epoch, Fed, HandedOver, LaneState, Partition, Record, Recorded, TakenUp, WindowRows};
+use posthaste_store::{
+    Claimed, CommandOutcome, CommittedDelivery, DeliveryChange, EndpointBundle, Epoch, HandedOver, LaneState, Partition, Record,
+    WindowRows,
+};
 
 use super::timeouts::{DAY, HOUR};
-use super::{Deed, Owner};
+use super::{Effect, Owner};
 use crate::Target;
-use crate::tally::Recent;
+use crate::tally::RecentAttempts;
 use crate::target::{lane_config, tenant_config};
 
 /// What is known about an endpoint beside its lane.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct EndpointState {
     pub(super) target: Arc<Target>,
     pub(super) tenant: TenantId,
     pub(super) partition: Partition,
@@ -29,7 +32,7 @@ pub(super) struct Known {
     pub(super) timeout: Adaptive,
     /// As the store has it.
     pub(super) written: LaneMemory,
-    pub(super) recent: Recent,
+    pub(super) recent: RecentAttempts,
     /// When its timeout is computed next, if something is sent by then.
     pub(super) computes_at: Timestamp,
     pub(super) reviews_at: Timestamp,
@@ -44,7 +47,7 @@ pub(super) struct Known {
 }
 
 #[derive(Debug)]
-pub(super) struct KnownTenant {
+pub(super) struct TenantState {
     pub(super) version: u64,
     pub(super) endpoints: BTreeSet<EndpointId>,
 }
@@ -61,11 +64,11 @@ pub(super) struct Since {
 const AHEAD_MAX: usize = 65_536;
 
 impl Owner {
-    pub(super) fn owns(&mut self, now: Timestamp, claimed: Claimed) {
+    pub(super) fn partitions_claimed(&mut self, now: Timestamp, claimed: Claimed) {
         // A claim names all of them, so that what an earlier one has named and this does not has been recorded since.
-        self.left_alone.clear();
-        for left in claimed.leave_alone {
-            self.left_alone.entry(left.endpoint).or_default().push(left);
+        self.in_flight_elsewhere.clear();
+        for left in claimed.in_flight_elsewhere {
+            self.in_flight_elsewhere.entry(left.endpoint).or_default().push(left);
         }
         // A claim may have looked before what was given up was gone: under that epoch it is not ours again.
         let is_left = |partition: &Partition, epoch: &Epoch| self.left_epochs.get(partition) == Some(epoch);
@@ -87,7 +90,7 @@ impl Owner {
         self.epochs = epochs;
         self.feed_gap.claimed(claimed.numbered);
         if is_more {
-            self.deeds.push(Deed::FindWork);
+            self.effects.push(Effect::FindWork);
         }
     }
 
@@ -95,12 +98,12 @@ impl Owner {
     pub(super) fn drop_everything(&mut self, now: Timestamp) {
         let options = self.options.clone();
         // What was about to be sent is not, and nobody will say so.
-        let unsent = self.deeds.iter().filter(|deed| matches!(deed, Deed::Send(_))).count();
-        let (life, requests, is_stopping) = (self.life + 1, self.requests - unsent, self.is_stopping);
+        let unsent = self.effects.iter().filter(|effect| matches!(effect, Effect::Send(_))).count();
+        let (generation, requests, is_stopping) = (self.generation + 1, self.requests - unsent, self.is_stopping);
         let (notes, lane_version) = (std::mem::take(&mut self.notes), self.lane_version);
         *self = Owner::new(now, options);
         self.lane_version = lane_version;
-        (self.life, self.requests, self.is_stopping) = (life, requests, is_stopping);
+        (self.generation, self.requests, self.is_stopping) = (generation, requests, is_stopping);
         self.notes = notes;
     }
 
@@ -109,7 +112,7 @@ impl Owner {
         let (mut lanes, mut in_flight) = (Vec::new(), Vec::new());
         let version = self.next_lane_version();
         let leaving: BTreeSet<EndpointId> = self
-            .known
+            .endpoints
             .iter()
             .filter(|(_, known)| partitions.contains(&known.partition) && !known.has_left)
             .map(|(endpoint, _)| *endpoint)
@@ -121,7 +124,7 @@ impl Owner {
             self.give_back_unsent(now, endpoint);
             self.blocked.remove(endpoint);
             let hand_over = self.scheduler.leave(endpoint);
-            let known = self.known.get_mut(&endpoint).expect("just found");
+            let known = self.endpoints.get_mut(&endpoint).expect("just found");
             known.has_left = true;
             // Its configuration is somebody else's to keep up with.
             if let Some(tenant) = self.tenants.get_mut(&known.tenant) {
@@ -133,7 +136,7 @@ impl Owner {
                 partition: known.partition,
                 epoch: self.epochs[&known.partition],
                 endpoint,
-                recorded: Recorded::Nothing,
+                recorded: DeliveryChange::Nothing,
                 lane: Some(LaneState { memory, timeout: known.timeout, version }),
                 disables_endpoint: None,
             });
@@ -152,7 +155,7 @@ impl Owner {
             self.handed_over.remove(&partition);
         }
         self.tenants.retain(|_, tenant| !tenant.endpoints.is_empty());
-        self.deeds.push(Deed::HandOver { partitions: given_up, lanes, in_flight });
+        self.effects.push(Effect::HandOver { partitions: given_up, lanes, in_flight });
     }
 
     /// What waits for its payload, or for the record of its probe, has not been sent and will not be, so that there is nothing that the next owner had to wait for.
@@ -163,12 +166,12 @@ impl Owner {
                 self.scheduler.ended(endpoint, delivery);
             }
         }
-        self.bodiless.retain(|wanted| wanted.endpoint != endpoint);
+        self.pending_sends.retain(|wanted| wanted.endpoint != endpoint);
     }
 
     pub(super) fn recorded_elsewhere(&mut self, endpoint: EndpointId, delivery: DeliveryId) {
         // It may be heard of before the endpoint is known.
-        if let Some(left) = self.left_alone.get_mut(&endpoint) {
+        if let Some(left) = self.in_flight_elsewhere.get_mut(&endpoint) {
             left.retain(|left| left.delivery != delivery);
         }
         self.scheduler.recorded_elsewhere(endpoint, delivery);
@@ -184,18 +187,18 @@ impl Owner {
 
     /// There may be something to send there.
     pub(super) fn look_at(&mut self, now: Timestamp, endpoint: EndpointId) {
-        if self.has_lane(now, endpoint, Backlog::Unknown) {
+        if self.ensure_lane(now, endpoint, Backlog::Unknown) {
             self.scheduler.hint(endpoint);
         }
     }
 
     /// Makes the lane of an endpoint that is known, or has it taken up.
-    pub(super) fn has_lane(&mut self, now: Timestamp, endpoint: EndpointId, backlog: Backlog) -> bool {
-        if self.scheduler.has_lane(endpoint) && self.known.get(&endpoint).is_some_and(|known| !known.has_left) {
+    pub(super) fn ensure_lane(&mut self, now: Timestamp, endpoint: EndpointId, backlog: Backlog) -> bool {
+        if self.scheduler.has_lane(endpoint) && self.endpoints.get(&endpoint).is_some_and(|known| !known.has_left) {
             return true;
         }
-        let Some(known) = self.known.get(&endpoint).filter(|known| !known.has_left) else {
-            self.take_up(endpoint);
+        let Some(known) = self.endpoints.get(&endpoint).filter(|known| !known.has_left) else {
+            self.request_load(endpoint);
             return false;
         };
         if !self.epochs.contains_key(&known.partition) {
@@ -211,21 +214,21 @@ impl Owner {
     }
 
     /// The store has answered about these.
-    pub(super) fn asked_about(&mut self, now: Timestamp, endpoints: &[EndpointId]) {
+    pub(super) fn load_finished(&mut self, now: Timestamp, endpoints: &[EndpointId]) {
         for endpoint in endpoints {
-            self.taking_up.remove(endpoint);
+            self.loading.remove(endpoint);
         }
-        self.taking_up_since = Some(now).filter(|_| !self.taking_up.is_empty());
+        self.loading_since = Some(now).filter(|_| !self.loading.is_empty());
     }
 
-    pub(super) fn take_up(&mut self, endpoint: EndpointId) {
+    pub(super) fn request_load(&mut self, endpoint: EndpointId) {
         // One that cannot be read is asked for again at its own pace.
-        if !self.unreadable.contains_key(&endpoint) && self.taking_up.insert(endpoint) {
-            self.to_take_up.push(endpoint);
+        if !self.unreadable.contains_key(&endpoint) && self.loading.insert(endpoint) {
+            self.to_load.push(endpoint);
         }
     }
 
-    pub(super) fn fed(&mut self, now: Timestamp, row: Fed) {
+    pub(super) fn delivery_committed(&mut self, now: Timestamp, row: CommittedDelivery) {
         self.feed_gap.received(row.entry.seq);
         if !self.epochs.contains_key(&row.partition) {
             return;
@@ -233,7 +236,7 @@ impl Owner {
         // A read was faster, ours or that of whoever owned it before: it is here, or on its way, or has ended. If it is none of
         // these, another read finds it.
         let was_numbered = self.owned_since.get(&row.partition).is_some_and(|since| row.entry.seq <= since.numbered);
-        let was_read = self.ahead_of_news.remove(&row.entry.seq) && !plant::is(Plant::NewsAfterReadIsSent);
+        let was_read = self.ahead_of_feed.remove(&row.entry.seq) && !plant::is(Plant::NewsAfterReadIsSent);
         if was_read || (was_numbered && !plant::is(Plant::NewsAfterTakeoverIsSent)) {
             self.look_at(now, row.endpoint);
             return;
@@ -241,16 +244,16 @@ impl Owner {
         self.bodies.keep(row.entry.seq, row.event);
         // A lane that was forgotten had nothing in the store, and hears of everything since. But news may be late: what
         // a read has seen, or somebody has called off, may have been sent and forgotten, so that only a read brings it.
-        let seen = self.known.get(&row.endpoint).and_then(|known| known.seen);
+        let seen = self.endpoints.get(&row.endpoint).and_then(|known| known.seen);
         let is_late = seen >= Some(row.entry.seq) && !plant::is(Plant::LateNewsIsSent);
-        if self.has_lane(now, row.endpoint, if is_late { Backlog::Unknown } else { Backlog::None }) {
+        if self.ensure_lane(now, row.endpoint, if is_late { Backlog::Unknown } else { Backlog::None }) {
             self.scheduler.offer(row.endpoint, row.entry);
         }
     }
 
     /// What a read brings. What is being called off stays where it is until that is recorded.
-    pub(super) fn has_read(&mut self, endpoint: EndpointId, want: &Want, mut rows: WindowRows) {
-        self.has_seen(endpoint, rows.seen);
+    pub(super) fn window_read(&mut self, endpoint: EndpointId, want: &WindowQuery, mut rows: WindowRows) {
+        self.mark_seen(endpoint, rows.seen);
         if !plant::is(Plant::WithdrawnIsSent) {
             rows.rows.retain(|row| {
                 self.withdrawn.get_mut(&row.seq).is_none_or(|came_back| {
@@ -260,50 +263,50 @@ impl Owner {
             });
         }
         // On PostgreSQL a read can be ahead of the news: that is then no reason to send it once more.
-        self.expect_late_news(rows.rows.iter().map(|row| row.seq).filter(|seq| *seq > rows.seen));
+        self.expect_late_feed_rows(rows.rows.iter().map(|row| row.seq).filter(|seq| *seq > rows.seen));
         self.scheduler.refilled(endpoint, want, rows.rows, rows.more, rows.seen);
     }
 
     /// The feed may still bring these rows, which are no longer where it saw them: it must not lead to sending them.
-    pub(super) fn expect_late_news(&mut self, rows: impl IntoIterator<Item = Seq>) {
-        self.ahead_of_news.extend(rows);
-        while self.ahead_of_news.len() > AHEAD_MAX {
-            self.ahead_of_news.pop_first();
+    pub(super) fn expect_late_feed_rows(&mut self, rows: impl IntoIterator<Item = Seq>) {
+        self.ahead_of_feed.extend(rows);
+        while self.ahead_of_feed.len() > AHEAD_MAX {
+            self.ahead_of_feed.pop_first();
         }
     }
 
     /// Rows up to this one may have been read, or called off.
-    pub(super) fn has_seen(&mut self, endpoint: EndpointId, seq: Seq) {
-        if let Some(known) = self.known.get_mut(&endpoint) {
+    pub(super) fn mark_seen(&mut self, endpoint: EndpointId, seq: Seq) {
+        if let Some(known) = self.endpoints.get_mut(&endpoint) {
             known.seen = known.seen.max(Some(seq));
         }
     }
 
-    pub(super) fn taken_up(&mut self, now: Timestamp, asked: &[EndpointId], found: Vec<TakenUp>) {
-        self.asked_about(now, asked);
-        self.are_readable(asked);
-        let found_ids: HashSet<EndpointId> = found.iter().map(|taken_up| taken_up.endpoint.endpoint.id).collect();
+    pub(super) fn endpoints_loaded(&mut self, now: Timestamp, asked: &[EndpointId], found: Vec<EndpointBundle>) {
+        self.load_finished(now, asked);
+        self.mark_readable(asked);
+        let found_ids: HashSet<EndpointId> = found.iter().map(|bundle| bundle.endpoint.endpoint.id).collect();
         for endpoint in asked.iter().filter(|endpoint| !found_ids.contains(endpoint)) {
             for (_, answer) in self.tests.remove(endpoint).unwrap_or_default() {
-                let _ = answer.send(Commanded::NotFound);
+                let _ = answer.send(CommandOutcome::NotFound);
             }
         }
-        let tenants: BTreeSet<TenantId> = found.iter().map(|taken_up| taken_up.endpoint.endpoint.tenant.clone()).collect();
-        for taken_up in found {
-            self.take_over(now, taken_up);
+        let tenants: BTreeSet<TenantId> = found.iter().map(|bundle| bundle.endpoint.endpoint.tenant.clone()).collect();
+        for bundle in found {
+            self.take_over(now, bundle);
         }
         // What has changed while it was read is not in it.
         let tenants: Vec<TenantId> = tenants.into_iter().filter(|tenant| self.tenants.contains_key(tenant)).collect();
         if !tenants.is_empty() {
-            self.deeds.push(Deed::CompareVersions { life: self.life, tenants });
+            self.effects.push(Effect::CompareVersions { generation: self.generation, tenants });
         }
         self.applied(asked);
         self.make_room(now);
     }
 
-    pub(super) fn take_over(&mut self, now: Timestamp, taken_up: TakenUp) {
-        let (config, mode) = lane_config(&self.options, &taken_up);
-        let TakenUp { endpoint: stored, tenant, lane } = taken_up;
+    pub(super) fn take_over(&mut self, now: Timestamp, bundle: EndpointBundle) {
+        let (config, mode) = lane_config(&self.options, &bundle);
+        let EndpointBundle { endpoint: stored, tenant, lane } = bundle;
         let (endpoint, partition) = (stored.endpoint.id, stored.partition);
         let Some(since) = self.owned_since(partition).filter(|_| self.epochs.contains_key(&partition)) else {
             // Given up meanwhile. Whoever waits for a test hears that it was not made.
@@ -326,7 +329,7 @@ impl Owner {
         }
         let tenant_version = tenant.map_or(0, |tenant| tenant.version);
         let known_tenant =
-            self.tenants.entry(name.clone()).or_insert_with(|| KnownTenant { version: tenant_version, endpoints: BTreeSet::new() });
+            self.tenants.entry(name.clone()).or_insert_with(|| TenantState { version: tenant_version, endpoints: BTreeSet::new() });
         // Endpoints of one tenant may be read one after the other: what was seen first is what is known of all.
         known_tenant.version = known_tenant.version.min(tenant_version);
         known_tenant.endpoints.insert(endpoint);
@@ -341,7 +344,7 @@ impl Owner {
         // It may even go on after this: then rows would leave the queue that they have been read from, unless they are stamped here first.
         let may_be_unstamped = is_just_changed || config.schedule.is_some() && is_inherited;
         let target = Arc::new(Target::new(stored));
-        if let Some(known) = self.known.get_mut(&endpoint).filter(|known| !known.has_left) {
+        if let Some(known) = self.endpoints.get_mut(&endpoint).filter(|known| !known.has_left) {
             let restamps = known.config.schedule != config.schedule;
             let is_changed = known.target.stored != target.stored || known.config != config || known.mode != mode;
             if is_changed {
@@ -353,7 +356,7 @@ impl Owner {
                 known.mode = mode;
             }
             if restamps {
-                self.deeds.push(Deed::Restamp { life: self.life, endpoint });
+                self.effects.push(Effect::Restamp { generation: self.generation, endpoint });
             }
             if self.scheduler.has_lane(endpoint) {
                 self.scheduler.configure(now, &name, endpoint, config, memory, Backlog::Unknown);
@@ -373,12 +376,12 @@ impl Owner {
                 memory.after_a_crash(since, &config)
             };
             if may_be_unstamped {
-                self.deeds.push(Deed::Restamp { life: self.life, endpoint });
+                self.effects.push(Effect::Restamp { generation: self.generation, endpoint });
             }
             self.scheduler.configure(now, &name, endpoint, config.clone(), memory, Backlog::Unknown);
-            self.known.insert(
+            self.endpoints.insert(
                 endpoint,
-                Known {
+                EndpointState {
                     target,
                     tenant: name,
                     partition,
@@ -386,7 +389,7 @@ impl Owner {
                     mode,
                     timeout,
                     written,
-                    recent: Recent::default(),
+                    recent: RecentAttempts::default(),
                     computes_at: computed_at + DAY,
                     reviews_at: now + HOUR,
                     spiked_at: None,
@@ -397,10 +400,10 @@ impl Owner {
                 },
             );
         }
-        let left_alone = self.left_alone.remove(&endpoint).unwrap_or_default();
-        for left in left_alone.into_iter().filter(|left| now < left.until) {
-            self.has_lane(now, endpoint, Backlog::Unknown);
-            self.scheduler.leave_alone(endpoint, left.delivery, left.ordering_key, left.until);
+        let in_flight_elsewhere = self.in_flight_elsewhere.remove(&endpoint).unwrap_or_default();
+        for left in in_flight_elsewhere.into_iter().filter(|left| now < left.until) {
+            self.ensure_lane(now, endpoint, Backlog::Unknown);
+            self.scheduler.in_flight_elsewhere(endpoint, left.delivery, left.ordering_key, left.until);
         }
         for (event, answer) in self.tests.remove(&endpoint).unwrap_or_default() {
             self.test(now, endpoint, event, answer);
@@ -410,10 +413,10 @@ impl Owner {
 
     /// Forgets endpoints that have nothing to send, when there are too many.
     pub(super) fn make_room(&mut self, now: Timestamp) {
-        if self.known.len() <= self.options.endpoints_known_max {
+        if self.endpoints.len() <= self.options.endpoints_known_max {
             return;
         }
-        let Owner { known, tenants, tenants_taken, scheduler, .. } = self;
+        let Owner { endpoints: known, tenants, tenants_taken, scheduler, .. } = self;
         known.retain(|endpoint, known| {
             let stays = scheduler.has_lane(*endpoint);
             if !stays && let Some(tenant) = tenants.get_mut(&known.tenant) {
@@ -436,7 +439,7 @@ impl Owner {
                 // What is read from now on is at least this.
                 known.version = u64::MAX;
                 for endpoint in known.endpoints.clone() {
-                    self.take_up(endpoint);
+                    self.request_load(endpoint);
                 }
             }
         }

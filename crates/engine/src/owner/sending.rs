@@ -7,22 +7,22 @@ use posthaste_core::delivery::{CancelReason, DeadReason, Outcome, State, Verdict
 use posthaste_core::event::Event;
 use posthaste_core::health::DisableReason;
 use posthaste_core::id::{DeliveryId, EndpointId, EventId, TenantId};
-use posthaste_core::notice::{Noticed, What};
+use posthaste_core::notice::{NoticeKind, Noticed};
 use posthaste_core::plant::{self, Plant};
 use posthaste_core::scheduler::{Decision, Entry, LaneMemory, Seq};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Mode;
 use posthaste_core::trace::TraceId;
 use posthaste_metrics::{Attempt, CircuitChange, EndpointStatus, Note};
-use posthaste_store::{AttemptRecord, Body, BodyError, Commanded, LaneState, Partition, Record, Recorded, RecordedAs};
+use posthaste_store::{AttemptRecord, Body, BodyError, CommandOutcome, DeliveryChange, LaneState, Partition, Record, RecordResult};
 
-use super::{After, Bodiless, Deed, Errand, Owner, Sending};
+use super::{Effect, OnRecorded, Owner, PendingSend, SendRef, SendRequest};
 use crate::bodies::weight;
 use crate::tally::is_timeout;
 
 /// What is kept of an event while its request is on its way. Not its payload.
 #[derive(Clone, Debug)]
-pub(super) struct Sent {
+pub(super) struct InFlightRequest {
     event: EventId,
     /// When it could first have been delivered.
     since: Timestamp,
@@ -38,7 +38,7 @@ impl Owner {
             self.scheduler.ended(endpoint, delivery);
             return;
         }
-        let wanted = Bodiless { endpoint, delivery, seq, is_probe };
+        let wanted = PendingSend { endpoint, delivery, seq, is_probe };
         if is_probe && !plant::is(Plant::HalfOpenNotWritten) {
             self.record_probe(wanted);
         } else {
@@ -46,38 +46,38 @@ impl Owner {
         }
     }
 
-    fn find_body(&mut self, wanted: Bodiless) {
+    fn find_body(&mut self, wanted: PendingSend) {
         if let Some(event) = self.bodies.take(wanted.seq) {
             self.post(wanted, event);
         } else {
             self.unsent.insert(wanted.delivery);
-            self.bodiless.push(wanted);
+            self.pending_sends.push(wanted);
         }
     }
 
     /// Writes the half-open circuit before its probe is sent: whoever takes over after a crash knows that it was made, and does not
     /// send another before the probe interval is over.
-    fn record_probe(&mut self, wanted: Bodiless) {
+    fn record_probe(&mut self, wanted: PendingSend) {
         let endpoint = wanted.endpoint;
         let memory = self.scheduler.memory(endpoint).expect("a lane stays while something of it is in flight");
         let version = self.next_lane_version();
-        let known = self.known.get_mut(&endpoint).expect("a lane is of a known endpoint");
+        let known = self.endpoints.get_mut(&endpoint).expect("a lane is of a known endpoint");
         known.written = memory;
         let lane = LaneState { memory, timeout: known.timeout, version };
         self.unsent.insert(wanted.delivery);
-        self.record(endpoint, Recorded::Nothing, Some(lane), None, After::Probe(wanted));
+        self.record(endpoint, DeliveryChange::Nothing, Some(lane), None, OnRecorded::Probe(wanted));
     }
 
     /// The probe may go, if its lane is still ours.
-    fn probe_recorded(&mut self, now: Timestamp, wanted: Bodiless, result: RecordedAs) {
+    fn probe_recorded(&mut self, now: Timestamp, wanted: PendingSend, result: RecordResult) {
         if !self.unsent.remove(&wanted.delivery) {
             // Given up while that was written: the next owner sends it.
             return;
         }
         match result {
-            RecordedAs::Done | RecordedAs::MovedOn => self.find_body(wanted),
-            RecordedAs::NotOwner => {
-                let Bodiless { endpoint, delivery, .. } = wanted;
+            RecordResult::Done | RecordResult::MovedOn => self.find_body(wanted),
+            RecordResult::NotOwner => {
+                let PendingSend { endpoint, delivery, .. } = wanted;
                 self.scheduler.unsendable(now, endpoint, delivery);
                 self.scheduler.ended(endpoint, delivery);
                 self.changed.insert(endpoint);
@@ -85,11 +85,11 @@ impl Owner {
         }
     }
 
-    pub(super) fn post(&mut self, wanted: Bodiless, event: Arc<Event>) {
-        let Bodiless { endpoint, delivery, seq, is_probe } = wanted;
+    pub(super) fn post(&mut self, wanted: PendingSend, event: Arc<Event>) {
+        let PendingSend { endpoint, delivery, seq, is_probe } = wanted;
         let entry = self.entry(endpoint, delivery);
         let (number, due) = (entry.attempts + 1, entry.due);
-        let known = self.known.get(&endpoint).expect("a lane is of a known endpoint");
+        let known = self.endpoints.get(&endpoint).expect("a lane is of a known endpoint");
         let target = Arc::clone(&known.target);
         let rules = &self.options.timeouts;
         let timeout = if is_probe {
@@ -102,21 +102,31 @@ impl Owner {
         }
         let since = event.timing.deliver_at().map_or(made_at(delivery), |deliver_at| deliver_at.max(made_at(delivery)));
         let trace = self.options.traces.as_ref().and_then(|traces| traces.trace_of(&event));
-        self.sent.insert(delivery, Sent { event: event.id.clone(), since, trace: trace.map(|trace| trace.id) });
+        self.in_flight_requests
+            .insert(delivery, InFlightRequest { event: event.id.clone(), since, trace: trace.map(|trace| trace.id) });
         let bytes = weight(&event);
         self.bytes_in_flight += bytes;
         self.requests += 1;
-        let errand = Errand { endpoint, delivery, seq, is_test: false, bytes };
+        let send = SendRef { endpoint, delivery, seq, is_test: false, bytes };
         self.changed.insert(endpoint);
-        self.deeds.push(Deed::Send(Box::new(Sending { life: self.life, errand, number, event, target, timeout, due, trace })));
+        self.effects.push(Effect::Send(Box::new(SendRequest {
+            generation: self.generation,
+            send,
+            number,
+            event,
+            target,
+            timeout,
+            due,
+            trace,
+        })));
     }
 
-    pub(super) fn bodies_found(&mut self, now: Timestamp, asked: Vec<Bodiless>, found: Vec<Body>) {
+    pub(super) fn bodies_found(&mut self, now: Timestamp, asked: Vec<PendingSend>, found: Vec<Body>) {
         let mut found: HashMap<Seq, Body> = found.into_iter().map(|body| (body.seq, body)).collect();
         let mut others: Vec<Seq> = found.keys().copied().collect();
         others.sort_unstable();
         for wanted in asked {
-            let Bodiless { endpoint, delivery, seq, .. } = wanted;
+            let PendingSend { endpoint, delivery, seq, .. } = wanted;
             if !self.unsent.remove(&delivery) {
                 // Given up while its payload was read: the next owner sends it.
                 continue;
@@ -158,8 +168,8 @@ impl Owner {
     pub(super) fn move_in_flight(&mut self, endpoint: EndpointId, delivery: DeliveryId, seq: Seq, state: State) {
         let note = self.note_of_end(endpoint, state);
         let noticed = self.death(endpoint, state);
-        let recorded = Recorded::Moved { seq, state, audit: None };
-        self.record(endpoint, recorded, None, None, After::Flight { endpoint, delivery, note, noticed });
+        let recorded = DeliveryChange::Moved { seq, state, audit: None };
+        self.record(endpoint, recorded, None, None, OnRecorded::AttemptEnded { endpoint, delivery, note, noticed });
     }
 
     pub(super) fn entry(&self, endpoint: EndpointId, delivery: DeliveryId) -> &Entry {
@@ -167,8 +177,8 @@ impl Owner {
     }
 
     /// Nothing has happened, and whoever owns it now may send it.
-    pub(super) fn not_sent(&mut self, now: Timestamp, errand: Errand) {
-        let Errand { endpoint, delivery, is_test, bytes, .. } = errand;
+    pub(super) fn not_sent(&mut self, now: Timestamp, send: SendRef) {
+        let SendRef { endpoint, delivery, is_test, bytes, .. } = send;
         self.requests -= 1;
         self.bytes_in_flight -= bytes;
         self.changed.insert(endpoint);
@@ -178,36 +188,36 @@ impl Owner {
             self.testers.remove(&delivery);
             return;
         }
-        self.sent.remove(&delivery);
+        self.in_flight_requests.remove(&delivery);
         self.scheduler.unsendable(now, endpoint, delivery);
         self.scheduler.ended(endpoint, delivery);
         // If the lease is renewed in the last moment, it is still ours.
         self.look_at(now, endpoint);
     }
 
-    pub(super) fn answered(&mut self, now: Timestamp, errand: Errand, attempt: Box<AttemptRecord>) {
-        let Errand { endpoint, delivery, seq, is_test, bytes } = errand;
+    pub(super) fn attempt_finished(&mut self, now: Timestamp, send: SendRef, attempt: Box<AttemptRecord>) {
+        let SendRef { endpoint, delivery, seq, is_test, bytes } = send;
         self.requests -= 1;
         self.bytes_in_flight -= bytes;
         self.changed.insert(endpoint);
         if is_test {
             self.scheduler.finish_test_send(endpoint);
             if let Some(answer) = self.testers.remove(&delivery) {
-                let _ = answer.send(Commanded::Tested(attempt));
+                let _ = answer.send(CommandOutcome::Tested(attempt));
             }
             return;
         }
         if attempt.outcome == Outcome::Blocked {
-            return self.hold_blocked(now, errand, attempt.error);
+            return self.hold_blocked(now, send, attempt.error);
         }
         self.blocked.remove(endpoint);
         let decision = self.scheduler.finished(now, endpoint, delivery, &attempt.outcome);
         let memory = self.scheduler.memory(endpoint).expect("a lane stays while something of it is in flight");
         let failing = (memory.health.consecutive_failures(), memory.health.failing_since().unwrap_or(now));
-        let known = self.known.get_mut(&endpoint).expect("a lane is of a known endpoint");
+        let known = self.endpoints.get_mut(&endpoint).expect("a lane is of a known endpoint");
         let entry = self.scheduler.in_flight_entry(endpoint, delivery).expect("in flight until recorded");
-        let sent = self.sent.remove(&delivery);
-        tell(&Told { endpoint, tenant: &known.tenant, delivery, entry, sent: sent.as_ref() }, &attempt, &decision);
+        let sent = self.in_flight_requests.remove(&delivery);
+        log_attempt(&AttemptLog { endpoint, tenant: &known.tenant, delivery, entry, sent: sent.as_ref() }, &attempt, &decision);
         let note = self.options.metrics.is_some().then(|| {
             Note::Attempt(Box::new(Attempt {
                 endpoint,
@@ -240,8 +250,8 @@ impl Owner {
             return;
         }
         let noticed = self.noticed(now, endpoint, &decision, failing);
-        let recorded = Recorded::Attempt { seq, attempt, state: decision.verdict.state(now) };
-        let after = After::Flight { endpoint, delivery, note, noticed };
+        let recorded = DeliveryChange::Attempt { seq, attempt, state: decision.verdict.state(now) };
+        let after = OnRecorded::AttemptEnded { endpoint, delivery, note, noticed };
         self.record(endpoint, recorded, lane, decision.disables_endpoint, after);
     }
 
@@ -251,71 +261,71 @@ impl Owner {
             return vec![];
         }
         let (failures, since) = failing;
-        let of_health = decision.news.and_then(|news| What::of_news(news, failures, since));
-        let of_circuit = decision.transition.and_then(What::of_transition);
-        let of_status = decision.disables_endpoint.map(|_| What::Disabled);
-        let of_death = decision.verdict.is_death().then_some(What::Died);
+        let of_health = decision.news.and_then(|news| NoticeKind::of_news(news, failures, since));
+        let of_circuit = decision.transition.and_then(NoticeKind::of_transition);
+        let of_status = decision.disables_endpoint.map(|_| NoticeKind::Disabled);
+        let of_death = decision.verdict.is_death().then_some(NoticeKind::Died);
         let all = [of_health, of_circuit, of_status, of_death];
-        let tenant = &self.known.get(&endpoint).expect("a lane is of a known endpoint").tenant;
+        let tenant = &self.endpoints.get(&endpoint).expect("a lane is of a known endpoint").tenant;
         all.into_iter().flatten().map(|what| Noticed { at: now, endpoint, tenant: tenant.clone(), what }).collect()
     }
 
     /// What ends without an attempt may be dead, too.
     fn death(&self, endpoint: EndpointId, state: State) -> Vec<Noticed> {
         let State::Dead { at, .. } = state else { return vec![] };
-        let Some(known) = self.known.get(&endpoint).filter(|_| self.options.notices.is_some()) else { return vec![] };
-        vec![Noticed { at, endpoint, tenant: known.tenant.clone(), what: What::Died }]
+        let Some(known) = self.endpoints.get(&endpoint).filter(|_| self.options.notices.is_some()) else { return vec![] };
+        vec![Noticed { at, endpoint, tenant: known.tenant.clone(), what: NoticeKind::Died }]
     }
 
     pub(super) fn record(
         &mut self,
         endpoint: EndpointId,
-        recorded: Recorded,
+        recorded: DeliveryChange,
         lane: Option<LaneState>,
         disables_endpoint: Option<DisableReason>,
-        after: After,
+        on_recorded: OnRecorded,
     ) {
-        let partition = self.known.get(&endpoint).expect("a lane is of a known endpoint").partition;
-        self.record_in(partition, endpoint, recorded, lane, disables_endpoint, after);
+        let partition = self.endpoints.get(&endpoint).expect("a lane is of a known endpoint").partition;
+        self.record_in(partition, endpoint, recorded, lane, disables_endpoint, on_recorded);
     }
 
     pub(super) fn record_in(
         &mut self,
         partition: Partition,
         endpoint: EndpointId,
-        recorded: Recorded,
+        recorded: DeliveryChange,
         lane: Option<LaneState>,
         disables_endpoint: Option<DisableReason>,
-        after: After,
+        on_recorded: OnRecorded,
     ) {
         // What was in flight when its partition was given up is recorded under the epoch that it was begun in.
         let epoch = self.epochs.get(&partition).or(self.left_epochs.get(&partition)).copied().unwrap_or(0);
         let epoch = self.epochs.values().next().copied().filter(|_| plant::is(Plant::WrongEpoch)).unwrap_or(epoch);
         self.records.push(Record { partition, epoch, endpoint, recorded, lane, disables_endpoint });
-        self.after.push(after);
+        self.on_recorded.push(on_recorded);
     }
 
-    pub(super) fn recorded(&mut self, now: Timestamp, after: Vec<After>, results: &[RecordedAs]) {
-        self.unrecorded -= after.len();
-        for (after, result) in after.into_iter().zip(results) {
+    pub(super) fn recorded(&mut self, now: Timestamp, on_recorded: Vec<OnRecorded>, results: &[RecordResult]) {
+        self.unrecorded -= on_recorded.len();
+        for (on_recorded, result) in on_recorded.into_iter().zip(results) {
             if plant::is(Plant::RecordAnswerDropped) {
                 continue;
             }
-            match after {
-                After::Flight { endpoint, delivery, note, noticed } => {
-                    self.notes.extend(note.filter(|_| *result == RecordedAs::Done));
-                    if *result == RecordedAs::Done {
-                        self.deeds.extend(noticed.into_iter().map(Deed::Notice));
+            match on_recorded {
+                OnRecorded::AttemptEnded { endpoint, delivery, note, noticed } => {
+                    self.notes.extend(note.filter(|_| *result == RecordResult::Done));
+                    if *result == RecordResult::Done {
+                        self.effects.extend(noticed.into_iter().map(Effect::Notify));
                     }
-                    if *result == RecordedAs::NotOwner {
+                    if *result == RecordResult::NotOwner {
                         tracing::warn!(%delivery, "an attempt was not recorded: somebody else owns its delivery now");
                     }
                     self.scheduler.recorded(endpoint, delivery);
                     self.consider_spike(now, endpoint, delivery);
                     self.changed.insert(endpoint);
                 }
-                After::Withdrawn { endpoint, delivery, seq, still_waits, ticket, note } => {
-                    self.notes.extend(note.filter(|_| *result == RecordedAs::Done));
+                OnRecorded::Withdrawn { endpoint, delivery, seq, still_waits, waiter_id, note } => {
+                    self.notes.extend(note.filter(|_| *result == RecordResult::Done));
                     // A read that looked before the commit may bring it back: it is told apart from now on.
                     let _ = self.scheduler.withdraw(endpoint, delivery, seq);
                     let came_back = self.withdrawn.remove(&seq).unwrap_or_default();
@@ -323,12 +333,12 @@ impl Owner {
                     if still_waits || came_back {
                         self.look_at(now, endpoint);
                     }
-                    if let Some(ticket) = ticket {
-                        self.answer(ticket, *result);
+                    if let Some(waiter_id) = waiter_id {
+                        self.answer(waiter_id, *result);
                     }
                 }
-                After::Probe(wanted) => self.probe_recorded(now, wanted, *result),
-                After::Nothing => {}
+                OnRecorded::Probe(wanted) => self.probe_recorded(now, wanted, *result),
+                OnRecorded::Nothing => {}
             }
         }
     }
@@ -346,17 +356,17 @@ fn differs(written: &LaneMemory, memory: &LaneMemory) -> bool {
 }
 
 /// Whose attempt it was.
-struct Told<'a> {
+struct AttemptLog<'a> {
     endpoint: EndpointId,
     tenant: &'a TenantId,
     delivery: DeliveryId,
     entry: &'a Entry,
-    sent: Option<&'a Sent>,
+    sent: Option<&'a InFlightRequest>,
 }
 
 /// One line for every attempt, and one for what it has changed. No payloads, and of an answer only its status.
-fn tell(told: &Told<'_>, attempt: &AttemptRecord, decision: &Decision) {
-    let Told { endpoint, tenant, delivery, entry, sent } = told;
+fn log_attempt(log: &AttemptLog<'_>, attempt: &AttemptRecord, decision: &Decision) {
+    let AttemptLog { endpoint, tenant, delivery, entry, sent } = log;
     macro_rules! line {
         ($level:ident) => {
             tracing::$level!(

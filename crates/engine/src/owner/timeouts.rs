@@ -7,10 +7,10 @@ use posthaste_core::id::{DeliveryId, EndpointId};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::{Adaptive, Evidence, Tally, Trigger};
 use posthaste_metrics::Note;
-use posthaste_store::{Counts, LaneState, Recorded};
+use posthaste_store::{Counts, DeliveryChange, LaneState};
 
-use super::ownership::Known;
-use super::{After, Deed, Owner, Seen};
+use super::ownership::EndpointState;
+use super::{Effect, ObservedAttempts, OnRecorded, Owner};
 use crate::tally::BETWEEN_SPIKES;
 
 pub(super) const DAY: Duration = Duration::from_hours(24);
@@ -18,7 +18,7 @@ pub(super) const HOUR: Duration = Duration::from_hours(1);
 
 impl Owner {
     pub(super) fn consider_timeout(&mut self, now: Timestamp, endpoint: EndpointId, delivery: DeliveryId, breaker: Breaker) {
-        let known = self.known.get_mut(&endpoint).expect("just sent there");
+        let known = self.endpoints.get_mut(&endpoint).expect("just sent there");
         let is_closed = matches!(breaker, Breaker::Closed { .. });
         let may_spike = known.spiked_at.is_none_or(|spiked_at| spiked_at + BETWEEN_SPIKES <= now);
         let shortened_at = known.timeout.shortened_at(now);
@@ -36,21 +36,32 @@ impl Owner {
             return;
         };
         known.reviews_at = now + HOUR;
-        self.deeds.push(Deed::See { life: self.life, endpoint, trigger, shortened_at });
+        self.effects.push(Effect::ReadStatistics { generation: self.generation, endpoint, trigger, shortened_at });
     }
 
     /// An attempt is recorded: if it showed a spike, what is looked at now includes it and those before it.
     pub(super) fn consider_spike(&mut self, now: Timestamp, endpoint: EndpointId, delivery: DeliveryId) {
-        let has_shown_it = |known: &&mut Known| known.spike_shown_by == Some(delivery);
-        let Some(known) = self.known.get_mut(&endpoint).filter(has_shown_it) else { return };
+        let has_shown_it = |known: &&mut EndpointState| known.spike_shown_by == Some(delivery);
+        let Some(known) = self.endpoints.get_mut(&endpoint).filter(has_shown_it) else { return };
         known.spike_shown_by = None;
         known.reviews_at = now + HOUR;
         let shortened_at = known.timeout.shortened_at(now);
-        self.deeds.push(Deed::See { life: self.life, endpoint, trigger: Some(Trigger::Spike), shortened_at });
+        self.effects.push(Effect::ReadStatistics {
+            generation: self.generation,
+            endpoint,
+            trigger: Some(Trigger::Spike),
+            shortened_at,
+        });
     }
 
-    pub(super) fn seen(&mut self, now: Timestamp, endpoint: EndpointId, trigger: Option<Trigger>, seen: &Seen) {
-        let Some(known) = self.known.get_mut(&endpoint) else { return };
+    pub(super) fn statistics_read(
+        &mut self,
+        now: Timestamp,
+        endpoint: EndpointId,
+        trigger: Option<Trigger>,
+        seen: &ObservedAttempts,
+    ) {
+        let Some(known) = self.endpoints.get_mut(&endpoint) else { return };
         let tally = |counts: Counts| Tally { attempts: counts.attempts, timeouts: counts.timeouts };
         let before = known.timeout;
         let undone = seen.since_shortened.and_then(|counts| known.timeout.review(now, tally(counts)));
@@ -77,6 +88,6 @@ impl Owner {
         let timeout = known.timeout;
         let lane = Some(LaneState { memory, timeout, version: self.next_lane_version() });
         self.changed.insert(endpoint);
-        self.record(endpoint, Recorded::Nothing, lane, None, After::Nothing);
+        self.record(endpoint, DeliveryChange::Nothing, lane, None, OnRecorded::Nothing);
     }
 }

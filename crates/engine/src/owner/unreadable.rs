@@ -19,7 +19,7 @@ pub(super) struct Unreadable {
 
 impl Owner {
     pub(super) fn endpoint_unreadable(&mut self, now: Timestamp, endpoint: EndpointId, cause: String) {
-        self.asked_about(now, &[endpoint]);
+        self.load_finished(now, &[endpoint]);
         // Dropped: whoever waits for a test hears that it was not made.
         self.tests.remove(&endpoint);
         if !self.unreadable.contains_key(&endpoint) {
@@ -28,7 +28,7 @@ impl Owner {
         self.unreadable.insert(endpoint, Unreadable { cause, retry_at: now + UNREADABLE_RETRY });
         self.changed.insert(endpoint);
         // What was known before is not what people have said since.
-        if let Some(known) = self.known.get_mut(&endpoint).filter(|known| !known.has_left) {
+        if let Some(known) = self.endpoints.get_mut(&endpoint).filter(|known| !known.has_left) {
             known.config.status = Status::Disabled;
             if self.scheduler.has_lane(endpoint) {
                 let config = known.config.clone();
@@ -39,7 +39,7 @@ impl Owner {
     }
 
     /// The store could read them, or they are gone.
-    pub(super) fn are_readable(&mut self, endpoints: &[EndpointId]) {
+    pub(super) fn mark_readable(&mut self, endpoints: &[EndpointId]) {
         if self.unreadable.is_empty() {
             return;
         }
@@ -69,8 +69,8 @@ impl Owner {
         for (endpoint, unreadable) in &mut self.unreadable {
             if unreadable.retry_at <= now {
                 unreadable.retry_at = now + UNREADABLE_RETRY;
-                if self.taking_up.insert(*endpoint) {
-                    self.to_take_up.push(*endpoint);
+                if self.loading.insert(*endpoint) {
+                    self.to_load.push(*endpoint);
                 }
             }
         }

@@ -11,7 +11,7 @@ use posthaste_core::event::{Data, Event, EventType, Timing};
 use posthaste_core::id::EventId;
 use posthaste_core::text::Labels;
 use posthaste_engine::Options;
-use posthaste_store::{Change, Command, Commanded, NewReplay, ReplayFilter, ReplayState, StatisticsQuery};
+use posthaste_store::{Change, Command, CommandOutcome, NewReplay, ReplayFilter, ReplayState, StatisticsQuery};
 
 use crate::world::{World, audit, key, tenant, until};
 
@@ -25,7 +25,7 @@ async fn what_is_published_while_paused_goes_out_after_resuming() {
     let engine = world.start();
     let delivery = world.publish("1").await;
     // The lane is there and shows that it holds.
-    until("the lane is known", || async { world.store.lanes_shown(vec![world.endpoint]).await.unwrap().pop() }).await;
+    until("the lane is known", || async { world.store.lane_snapshots(vec![world.endpoint]).await.unwrap().pop() }).await;
     assert_eq!(world.hits(), 0);
     world.change(|endpoint| endpoint.status = Status::Active).await;
     assert!(matches!(world.ended(delivery).await, State::Delivered { .. }));
@@ -104,15 +104,15 @@ async fn i14_what_was_called_off_is_never_sent() {
     let engine = world.start();
     let (called_off, kept) = (world.publish("1").await, world.publish("2").await);
     let cancel = |delivery| Command::CancelDelivery { delivery, audit: audit("delivery.cancel") };
-    assert_eq!(world.ask(cancel(called_off)).await, Commanded::Done);
+    assert_eq!(world.ask(cancel(called_off)).await, CommandOutcome::Done);
     assert!(matches!(world.row(called_off).await.state, State::Cancelled { reason: CancelReason::Requested, .. }));
-    assert_eq!(world.ask(cancel(called_off)).await, Commanded::HasEnded);
+    assert_eq!(world.ask(cancel(called_off)).await, CommandOutcome::HasEnded);
     world.change(|endpoint| endpoint.status = Status::Active).await;
     assert!(matches!(world.ended(kept).await, State::Delivered { .. }));
     assert_eq!(world.hits(), 1);
     // Until the owner has heard that it is recorded it counts as under way.
-    until("its owner knows", || async { (world.ask(cancel(kept)).await != Commanded::InFlight).then_some(()) }).await;
-    assert_eq!(world.ask(cancel(kept)).await, Commanded::HasEnded);
+    until("its owner knows", || async { (world.ask(cancel(kept)).await != CommandOutcome::InFlight).then_some(()) }).await;
+    assert_eq!(world.ask(cancel(kept)).await, CommandOutcome::HasEnded);
     let log = world.store.audit(Some(tenant()), None, 10).await.unwrap();
     assert_eq!(log.iter().filter(|row| row.audit.action == "delivery.cancel").count(), 1, "who did it is known");
     engine.stop().await;
@@ -127,7 +127,7 @@ async fn what_is_in_flight_cannot_be_called_off() {
     held.0.notified().await;
     let event = world.row(delivery).await.event;
     let cancel = Command::CancelEvent { tenant: tenant(), event, audit: audit("event.cancel") };
-    assert_eq!(world.ask(cancel).await, Commanded::InFlight);
+    assert_eq!(world.ask(cancel).await, CommandOutcome::InFlight);
     held.1.notify_one();
     assert!(matches!(world.ended(delivery).await, State::Delivered { .. }));
     engine.stop().await;
@@ -142,7 +142,7 @@ async fn one_that_waits_can_be_sent_now() {
         event.timing = Timing::new(event.accepted_at, Some(at), None).unwrap();
     };
     let delivery = world.publish_as("1", later).await;
-    assert_eq!(world.ask(Command::SendNow { delivery, audit: audit("delivery.retry") }).await, Commanded::Done);
+    assert_eq!(world.ask(Command::SendNow { delivery, audit: audit("delivery.retry") }).await, CommandOutcome::Done);
     assert!(matches!(world.ended(delivery).await, State::Delivered { .. }));
     engine.stop().await;
 }
@@ -167,9 +167,9 @@ async fn a_test_send_passes_a_pause_and_is_answered_with_its_attempt() {
         trace: None,
     });
     let test = Command::Test { endpoint: world.endpoint, event };
-    let Commanded::Tested(attempt) = world.ask(test.clone()).await else { panic!("it was sent") };
+    let CommandOutcome::Tested(attempt) = world.ask(test.clone()).await else { panic!("it was sent") };
     assert_eq!(attempt.outcome, Outcome::Answered { status: 418, retry_after: None });
-    assert!(matches!(world.ask(test).await, Commanded::NotBefore(_)), "one in five seconds");
+    assert!(matches!(world.ask(test).await, CommandOutcome::NotBefore(_)), "one in five seconds");
     assert_eq!(breaker(&world).await, None, "nothing was learned from it");
     engine.stop().await;
 }
@@ -251,7 +251,7 @@ async fn a_clean_stop_remembers_what_was_spent_and_what_was_not() {
     let engine = world.start();
     let unknown = posthaste_core::id::DeliveryId::from_unique(world.store.unique());
     let cancel = Command::CancelDelivery { delivery: unknown, audit: audit("delivery.cancel") };
-    assert_eq!(world.ask(cancel).await, Commanded::NotFound);
+    assert_eq!(world.ask(cancel).await, CommandOutcome::NotFound);
     engine.stop().await;
     let engine = world.start();
     world.publish("1").await;

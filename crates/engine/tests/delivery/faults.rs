@@ -45,7 +45,7 @@ async fn a_request_that_panics_is_a_failed_attempt_and_frees_its_slot() {
 
 #[tokio::test]
 async fn a_store_call_that_panics_is_made_again() {
-    for call in ["work", "take_up", "windows", "bodies", "record"] {
+    for call in ["work", "load_endpoints", "windows", "bodies", "record"] {
         let (world, store) = faulty(&format!("panicking-{call}")).await;
         // Before the engine runs, so that its body has to be read.
         let delivery = world.publish("1").await;
@@ -63,9 +63,9 @@ async fn nothing_asks_a_broken_store_after_the_engine_has_stopped() {
     let (world, store) = faulty("stopped").await;
     world.publish("1").await;
     store.fail("windows", usize::MAX, Fault::Unavailable);
-    store.fail("take_up", usize::MAX, Fault::Unavailable);
+    store.fail("load_endpoints", usize::MAX, Fault::Unavailable);
     let engine = World::start_on(&(Arc::clone(&store) as Arc<dyn Store>), World::impatient());
-    until("it is asked again", || async { (store.calls("take_up") > 2).then_some(()) }).await;
+    until("it is asked again", || async { (store.calls("load_endpoints") > 2).then_some(()) }).await;
     engine.stop().await;
     assert_eq!(Arc::strong_count(&store), 1, "no task holds it any more");
 }
@@ -105,7 +105,7 @@ async fn an_endpoint_that_cannot_be_read_holds_its_own_deliveries_alone() {
         until("its neighbours are delivered", has_ended).await;
     }
     assert_eq!(world.hits(), 3);
-    let blocked = || async { world.store.lanes_shown(vec![bad]).await.unwrap().pop().and_then(|lane| lane.blocked) };
+    let blocked = || async { world.store.lane_snapshots(vec![bad]).await.unwrap().pop().and_then(|lane| lane.blocked) };
     assert_eq!(until("its owner says why", blocked).await, "stored endpoint is not readable");
     // What came later waits for it, too.
     world.publish("2").await;

@@ -9,12 +9,12 @@ use posthaste_core::id::{DeliveryId, EndpointId, EventId, KeyId, ReplayId, Tenan
 use posthaste_core::scheduler::Seq;
 use posthaste_core::time::Timestamp;
 use posthaste_store::{
-    Answer, Applied, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command, Commanded,
-    Commands, Configured, DeliveryQuery, DeliveryRow, EndSessions, EndpointQuery, EndpointVersion, Error, EventQuery, EventRow,
-    Feed, GivenUp, HandedOver, Housekeeping, Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NewSession,
-    NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow,
-    SealedValues, SessionQuery, StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredSession, StoredTenant, Swept,
-    SweptAway, TakenUp, WindowAsked, WindowRows,
+    ApplyResult, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, ChangeResult, Claimed, CleanupStep,
+    ClockStatus, Command, CommandOutcome, Commands, DeliveryQuery, DeliveryRow, EndSessions, EndpointBundle, EndpointQuery,
+    EndpointVersion, Error, EventQuery, EventRow, Feed, GivenUp, HandedOver, Housekeeping, Key, KeyHash, LaneSnapshot, LaneState,
+    NewEvent, NewReplay, NewSession, NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordResult, Refusal,
+    ReplayCount, ReplayFilter, ReplayRow, RowsAfter, SealedValues, SessionQuery, StatisticsQuery, StatisticsStep, Store,
+    StoreFuture, StoredEndpoint, StoredSession, StoredTenant, SweepPage, WindowRequest, WindowRows,
 };
 
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +72,7 @@ impl FaultyStore {
 
 macro_rules! verbs {
     ($($verb:ident($($name:ident: $type:ty),*) -> $answer:ty;)*) => {
-        $(fn $verb(&self, $($name: $type),*) -> Answer<'_, $answer> {
+        $(fn $verb(&self, $($name: $type),*) -> StoreFuture<'_, $answer> {
             Box::pin(async move {
                 self.may_fail(stringify!($verb))?;
                 self.behind.$verb($($name),*).await
@@ -113,7 +113,7 @@ impl Store for FaultyStore {
     }
 
     verbs! {
-        configure(change: Change, audit: Audit) -> Result<Configured, Refusal>;
+        configure(change: Change, audit: Audit) -> Result<ChangeResult, Refusal>;
         configuration_number() -> u64;
         endpoint(tenant: Option<TenantId>, id: EndpointId) -> Option<StoredEndpoint>;
         tenant_versions(tenants: Vec<TenantId>) -> Vec<u64>;
@@ -129,29 +129,28 @@ impl Store for FaultyStore {
         session(token: KeyHash) -> Option<StoredSession>;
         sessions(query: SessionQuery) -> Vec<StoredSession>;
         end_sessions(which: EndSessions, audit: Audit) -> u64;
-        note(audit: Audit) -> ();
         audit(tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> Vec<AuditRow>;
         publish(events: Vec<NewEvent>) -> Vec<Published>;
         work(after: Option<EndpointId>, limit: usize) -> Vec<EndpointId>;
-        sweep(after: Seq, limit: usize) -> Swept;
-        take_up(endpoints: Vec<EndpointId>) -> Vec<TakenUp>;
-        windows(asked: Vec<WindowAsked>) -> Vec<WindowRows>;
+        sweep(after: Seq, limit: usize) -> SweepPage;
+        load_endpoints(endpoints: Vec<EndpointId>) -> Vec<EndpointBundle>;
+        windows(asked: Vec<WindowRequest>) -> Vec<WindowRows>;
         bodies(deliveries: Vec<Seq>) -> Vec<Body>;
-        record(records: Vec<Record>) -> Vec<RecordedAs>;
+        record(records: Vec<Record>) -> Vec<RecordResult>;
         lane(endpoint: EndpointId) -> Option<LaneState>;
         restamp(endpoint: EndpointId, after: Seq, limit: usize) -> Option<Seq>;
-        command(partition: Partition, command: Command) -> Commanded;
-        apply(tenant: TenantId, endpoint: Option<EndpointId>) -> Applied;
-        show_lanes(lanes: Vec<LaneShown>) -> ();
-        lanes_shown(endpoints: Vec<EndpointId>) -> Vec<LaneShown>;
+        command(partition: Partition, command: Command) -> CommandOutcome;
+        apply(tenant: TenantId, endpoint: Option<EndpointId>) -> ApplyResult;
+        publish_lanes(lanes: Vec<LaneSnapshot>) -> ();
+        lane_snapshots(endpoints: Vec<EndpointId>) -> Vec<LaneSnapshot>;
         count() -> bool;
         handed_over_left(deliveries: Vec<Seq>) -> Vec<Seq>;
         statistics(query: StatisticsQuery) -> Vec<StatisticsStep>;
         backlog(query: BacklogQuery) -> Backlog;
-        ahead(query: PlaceQuery) -> Option<u64>;
+        count_ahead(query: PlaceQuery) -> Option<u64>;
         delivery(tenant: Option<TenantId>, id: DeliveryId) -> Option<DeliveryRow>;
         deliveries(query: DeliveryQuery) -> Page<DeliveryRow>;
-        made_after(query: MadeAfter) -> Vec<Seq>;
+        rows_after(query: RowsAfter) -> Vec<Seq>;
         deliveries_at(rows: Vec<Seq>) -> Vec<DeliveryRow>;
         dead_letters(query: DeliveryQuery) -> Page<DeliveryRow>;
         attempts(delivery: DeliveryId) -> Vec<AttemptRecord>;
@@ -167,8 +166,8 @@ impl Store for FaultyStore {
         running_replays() -> Vec<ReplayRow>;
         step_replay(id: ReplayId, limit: usize, unfinished_max: usize) -> Option<ReplayRow>;
         cancel_replay(id: ReplayId, audit: Audit) -> Option<ReplayRow>;
-        repeat(delivery: DeliveryId, audit: Audit) -> Result<DeliveryRow, Refusal>;
-        sweep_away(limits: Housekeeping) -> SweptAway;
+        redeliver(delivery: DeliveryId, audit: Audit) -> Result<DeliveryRow, Refusal>;
+        clean_up(limits: Housekeeping) -> CleanupStep;
         overdue(limit: usize) -> Vec<Overdue>;
         erase(tenant: Option<TenantId>, event: EventId, audit: Audit) -> bool;
         join(node: NodeId) -> ();

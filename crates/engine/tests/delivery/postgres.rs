@@ -8,7 +8,7 @@ use posthaste_core::delivery::{CancelReason, State};
 use posthaste_core::endpoint::{Endpoint, Status};
 use posthaste_engine::Options;
 use posthaste_metrics::{Format, Limits, Metrics};
-use posthaste_store::{Command, Commanded, LEASE};
+use posthaste_store::{Command, CommandOutcome, LEASE};
 use posthaste_testpg::Cut;
 use tracing::field::{Field, Visit};
 use tracing_subscriber::Layer;
@@ -60,7 +60,7 @@ async fn it_delivers_tries_again_and_hears_of_changes() {
     assert_eq!(world.statuses(delivery).await, [500, 503, 200]);
     world.change(|endpoint: &mut Endpoint| endpoint.status = Status::Paused { until: None }).await;
     let is_paused = || async {
-        let shown = world.store.lanes_shown(vec![world.endpoint]).await.unwrap();
+        let shown = world.store.lane_snapshots(vec![world.endpoint]).await.unwrap();
         shown.first().map(|lane| lane.at)
     };
     until("it is shown", is_paused).await;
@@ -68,9 +68,9 @@ async fn it_delivers_tries_again_and_hears_of_changes() {
     let cancel = Command::CancelDelivery { delivery: held, audit: audit("delivery.cancel") };
     let answer = world.ask(cancel).await;
     match world.ended(held).await {
-        State::Cancelled { reason: CancelReason::Requested, .. } => assert_eq!(answer, Commanded::Done),
+        State::Cancelled { reason: CancelReason::Requested, .. } => assert_eq!(answer, CommandOutcome::Done),
         // The pause was not heard of yet when it was published.
-        State::Delivered { .. } => assert!(matches!(answer, Commanded::InFlight | Commanded::HasEnded)),
+        State::Delivered { .. } => assert!(matches!(answer, CommandOutcome::InFlight | CommandOutcome::HasEnded)),
         other @ (State::Waiting { .. } | State::Dead { .. } | State::Cancelled { .. }) => panic!("{other:?}"),
     }
     engine.stop().await;

@@ -22,7 +22,7 @@ use posthaste_core::text::{Labels, OrderingKey};
 use posthaste_engine::Options;
 use posthaste_sender::{Client, Options as SenderOptions, Policy};
 use posthaste_store::{
-    Audit, Change, Command, Commanded, DeliveryQuery, DeliveryRow, Keyring, MasterKey, NewEndpoint, NewEvent,
+    Audit, Change, Command, CommandOutcome, DeliveryQuery, DeliveryRow, Keyring, MasterKey, NewEndpoint, NewEvent,
     Options as StoreOptions, Postgres, SecretText, Sqlite, Store, StoredSecret, partition_of,
 };
 use posthaste_testpg::{Proxy, Server};
@@ -281,7 +281,7 @@ impl World {
     }
 
     /// Waits until the engine can be asked, and asks.
-    pub(crate) async fn ask(&self, command: Command) -> Commanded {
+    pub(crate) async fn ask(&self, command: Command) -> CommandOutcome {
         let ask = || async { self.store.command(partition_of(&tenant()), command.clone()).await.ok() };
         until("the owner answers", ask).await
     }

@@ -12,7 +12,7 @@ use base64::engine::general_purpose::STANDARD;
 use lettre::Message;
 use lettre::message::header::ContentType;
 use posthaste_notify::mail::Mailer;
-use posthaste_notify::mail_server::{Looked, MailServer as Known, Trouble};
+use posthaste_notify::mail_server::{MailError, MailServer as Known, MailServerInfo};
 
 use server::{Encryption, Habits, MailServer};
 
@@ -56,7 +56,7 @@ async fn a_mail_arrives_encrypted_either_way_and_logged_in_either_way() {
             assert_nothing_leaked(&server);
             let clear = server.in_the_clear();
             assert!(clear.iter().all(|line| line.starts_with("EHLO") || line == "STARTTLS"), "{clear:?}");
-            assert_eq!(known.look().await.unwrap(), Looked { is_encrypted: true, is_logged_in: true });
+            assert_eq!(known.look().await.unwrap(), MailServerInfo { is_encrypted: true, is_logged_in: true });
             assert_eq!(server.mails_to("").len(), 1, "to look is not to send");
         }
     }
@@ -70,7 +70,7 @@ async fn a_wrong_password_is_said_so_is_not_repeated_and_is_not_tried_again() {
             let server = MailServer::start(Habits { encryption, login: Some((user, "other")), ways, ..Habits::default() });
             let trouble = known(&server, scheme, rest).deliver(&mail("a@b.example")).await.unwrap_err();
             let words = trouble.to_string();
-            assert!(matches!(trouble, Trouble::LoginRefused { .. }) && trouble.is_final(), "{trouble:?}");
+            assert!(matches!(trouble, MailError::LoginRefused { .. }) && trouble.is_final(), "{trouble:?}");
             assert!(words.contains("does not accept the user and the password: 535 5.7.8 who are you"), "{words}");
             assert!(!words.contains("canary"), "{words}");
             assert!(server.mails_to("").is_empty());
@@ -89,7 +89,7 @@ async fn a_certificate_that_nobody_vouches_for_or_that_is_for_another_name_ends_
         let server = MailServer::start(Habits { encryption, login: Some(LOGIN), ..Habits::default() });
         let url = format!("{scheme}://{LOGIN_IN_URL}@{}{rest}", server.place());
         let trouble = Known::parse(&url, b"").unwrap().deliver(&mail("a@b.example")).await.unwrap_err();
-        assert!(matches!(trouble, Trouble::Tls(_)), "{trouble:?}");
+        assert!(matches!(trouble, MailError::Tls(_)), "{trouble:?}");
         assert!(trouble.to_string().contains("its issuer is not trusted (extra_roots)"), "{trouble}");
         assert!(!server.has_heard("AUTH") && server.mails_to("").is_empty());
 
@@ -106,14 +106,17 @@ async fn without_the_encryption_that_is_demanded_neither_a_password_nor_a_mail_g
     for rest in ["?tls=required", "?tls=opportunistic"] {
         let server = MailServer::start(Habits { login: Some(LOGIN), ..Habits::default() });
         let trouble = known(&server, "smtp", rest).deliver(&mail("a@b.example")).await.unwrap_err();
-        assert!(matches!(trouble, Trouble::NoEncryption), "{trouble:?}");
+        assert!(matches!(trouble, MailError::NoEncryption), "{trouble:?}");
         assert!(trouble.to_string().contains("offers no encryption (STARTTLS)"), "{trouble}");
         assert!(server.mails_to("").is_empty() && !server.has_heard("MAIL"));
         assert_nothing_leaked(&server);
 
         let server = MailServer::start(Habits { encryption: Encryption::OfferedInVain, login: Some(LOGIN), ..Habits::default() });
         let trouble = known(&server, "smtp", rest).deliver(&mail("a@b.example")).await.unwrap_err();
-        assert!(matches!(trouble, Trouble::Refused { is_final: false, .. }) && trouble.to_string().contains("454"), "{trouble:?}");
+        assert!(
+            matches!(trouble, MailError::Refused { is_final: false, .. }) && trouble.to_string().contains("454"),
+            "{trouble:?}"
+        );
         assert!(server.mails_to("").is_empty() && !server.has_heard("MAIL"));
         assert_nothing_leaked(&server);
     }
@@ -129,7 +132,7 @@ async fn what_was_said_before_tls_began_is_not_believed_after_it() {
     let habits = Habits { encryption: Encryption::OfferedWithMore, login: Some(LOGIN), ..Habits::default() };
     let server = MailServer::start(habits);
     let trouble = known(&server, "smtp", "?tls=required").deliver(&mail("a@b.example")).await.unwrap_err();
-    assert!(matches!(trouble, Trouble::Tls(_)), "{trouble:?}");
+    assert!(matches!(trouble, MailError::Tls(_)), "{trouble:?}");
     assert!(!server.has_heard("AUTH") && server.mails_to("").is_empty());
 }
 
@@ -139,7 +142,7 @@ async fn without_a_password_encryption_is_used_where_it_is_offered_and_a_mail_go
         let server = MailServer::start(Habits { encryption, ..Habits::default() });
         let url = format!("smtp://{}?tls=opportunistic", server.place());
         let known = Known::parse(&url, server.certificate.as_bytes()).unwrap();
-        assert_eq!(known.look().await.unwrap(), Looked { is_encrypted, is_logged_in: false });
+        assert_eq!(known.look().await.unwrap(), MailServerInfo { is_encrypted, is_logged_in: false });
         known.deliver(&mail("a@b.example")).await.unwrap();
         assert_eq!(server.mails_to("a@b.example").len(), 1);
     }
@@ -163,7 +166,7 @@ async fn what_else_is_wrong_is_said_in_words() {
 
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let trouble = Known::parse(&format!("smtp://{closed}"), b"").unwrap().look().await.unwrap_err();
-    assert!(matches!(trouble, Trouble::Unreachable(_)) && trouble.to_string().contains("refused"), "{trouble}");
+    assert!(matches!(trouble, MailError::Unreachable(_)) && trouble.to_string().contains("refused"), "{trouble}");
 }
 
 #[tokio::test]
@@ -171,7 +174,7 @@ async fn a_mail_server_that_never_says_a_word_is_left_after_a_while() {
     let server = MailServer::start(Habits { is_silent: true, ..Habits::default() });
     let known = Known::parse(&format!("smtp://{}", server.address), b"").unwrap().within(Duration::from_millis(100));
     for trouble in [known.look().await.unwrap_err(), known.deliver(&mail("a@b.example")).await.unwrap_err()] {
-        assert!(matches!(trouble, Trouble::TooSlow(_)), "{trouble:?}");
+        assert!(matches!(trouble, MailError::TooSlow(_)), "{trouble:?}");
     }
 }
 

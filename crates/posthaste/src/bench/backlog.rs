@@ -7,22 +7,22 @@ use clap::Args;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::bed::{Bed, Ground};
 use super::figures::{Column, Figure, grouped, number, table};
 use super::load::{Load, Plan};
 use super::measure::{Measured, measure};
 use super::meter::mebibytes;
 use super::plot::Chart;
 use super::raw;
+use super::testbed::{BenchEnvironment, Testbed};
 use super::{Report, show};
 
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Course {
+pub(crate) struct Scenario {
     /// How many deliveries wait, one after the other; 10000000 is worth a coffee
     #[arg(long, value_delimiter = ',', default_value = "0,100000,1000000", value_parser = clap::value_parser!(u32).range(0..=100_000_000))]
     waiting: Vec<u32>,
     #[command(flatten)]
-    load: raw::Course,
+    load: raw::Scenario,
 }
 
 /// One event makes so many that wait, half of them for a paused endpoint and half for one in quiet hours.
@@ -46,22 +46,22 @@ struct Row {
     bytes_on_disk: u64,
 }
 
-pub(super) async fn run(ground: &mut Ground, course: &Course) -> anyhow::Result<Report> {
+pub(super) async fn run(ground: &mut BenchEnvironment, scenario: &Scenario) -> anyhow::Result<Report> {
     let mut bed = ground.server(&[]).await?;
     furnish(ground, &bed).await?;
-    let mut waiting: Vec<usize> = course.waiting.iter().map(|count| *count as usize).collect();
+    let mut waiting: Vec<usize> = scenario.waiting.iter().map(|count| *count as usize).collect();
     waiting.sort_unstable();
     let (mut rows, mut there) = (Vec::new(), 0);
     for waiting in waiting {
-        let filled_per_second = fill(ground, &bed, course, there, waiting).await?;
+        let filled_per_second = fill(ground, &bed, scenario, there, waiting).await?;
         there = there.max(waiting);
-        rows.push(row(ground, &mut bed, course, waiting, filled_per_second).await?);
+        rows.push(row(ground, &mut bed, scenario, waiting, filled_per_second).await?);
     }
     bed.stop().await?;
-    Ok(report(ground, course, &rows))
+    Ok(report(ground, scenario, &rows))
 }
 
-async fn furnish(ground: &Ground, bed: &Bed) -> anyhow::Result<()> {
+async fn furnish(ground: &BenchEnvironment, bed: &Testbed) -> anyhow::Result<()> {
     let mut line = bed.line().await?;
     line.make_endpoint("t0", &ground.hook(1, 0), &Value::Null).await?;
     // It began an hour ago, and does not end while anybody measures.
@@ -82,7 +82,7 @@ async fn furnish(ground: &Ground, bed: &Bed) -> anyhow::Result<()> {
 }
 
 /// Answers how many deliveries a second were written; not a number where there was nothing to do.
-async fn fill(ground: &Ground, bed: &Bed, course: &Course, there: usize, waiting: usize) -> anyhow::Result<f64> {
+async fn fill(ground: &BenchEnvironment, bed: &Testbed, scenario: &Scenario, there: usize, waiting: usize) -> anyhow::Result<f64> {
     let began = std::time::Instant::now();
     let mut made = there;
     while made < waiting {
@@ -94,7 +94,7 @@ async fn fill(ground: &Ground, bed: &Bed, course: &Course, there: usize, waiting
             events,
             connections: FILLING_CONNECTIONS.min(events.div_ceil(BATCH)),
             batch: BATCH,
-            ..course.load.plan(bed.address(), &bed.key)
+            ..scenario.load.plan(bed.address(), &bed.key)
         };
         Load(&ground.load).publish(&plan).await?;
         made += events * COPIES;
@@ -102,16 +102,22 @@ async fn fill(ground: &Ground, bed: &Bed, course: &Course, there: usize, waiting
     Ok(if made > there { (made - there) as f64 / began.elapsed().as_secs_f64() } else { f64::NAN })
 }
 
-async fn row(ground: &Ground, bed: &mut Bed, course: &Course, waiting: usize, filled_per_second: f64) -> anyhow::Result<Row> {
+async fn row(
+    ground: &BenchEnvironment,
+    bed: &mut Testbed,
+    scenario: &Scenario,
+    waiting: usize,
+    filled_per_second: f64,
+) -> anyhow::Result<Row> {
     let name = format!("{} waiting", grouped(waiting as f64, 0));
-    let measured = measure(ground, &name, &course.load.plan(bed.address(), &bed.key), 1, bed.metered()).await?;
+    let measured = measure(ground, &name, &scenario.load.plan(bed.address(), &bed.key), 1, bed.metered()).await?;
     let peak_memory_bytes = bed.peak_memory_bytes();
     show(&format!("{name}: restarting"));
     let stopped = bed.stop().await?;
     let bytes_on_disk = ground.bytes_on_disk(bed).await?;
     let began = std::time::Instant::now();
     let restarted = bed.start_again().await?;
-    let one = Plan { events: 1, connections: 1, ..course.load.plan(bed.address(), &bed.key) };
+    let one = Plan { events: 1, connections: 1, ..scenario.load.plan(bed.address(), &bed.key) };
     measure(ground, &name, &one, 1, bed.metered()).await?;
     let first_delivery = began.elapsed();
     let resident_after_restart_bytes = bed.resident_bytes();
@@ -128,7 +134,7 @@ async fn row(ground: &Ground, bed: &mut Bed, course: &Course, waiting: usize, fi
     })
 }
 
-fn report(ground: &Ground, course: &Course, rows: &[Row]) -> Report {
+fn report(ground: &BenchEnvironment, scenario: &Scenario, rows: &[Row]) -> Report {
     let none = rows.first().map_or(f64::NAN, |row| row.measured.deliveries_per_second);
     let columns: Vec<Column> = rows
         .iter()
@@ -162,9 +168,9 @@ fn report(ground: &Ground, course: &Course, rows: &[Row]) -> Report {
         .collect();
     let page = format!(
         "{} events of {} bytes, {} connections, one endpoint, {}, all on this machine, beside what waits\n\n{}\n{}",
-        course.load.events,
-        course.load.payload_bytes,
-        course.load.connections,
+        scenario.load.events,
+        scenario.load.payload_bytes,
+        scenario.load.connections,
         ground.storing(),
         table(&columns),
         ground.remark()
@@ -175,8 +181,8 @@ fn report(ground: &Ground, course: &Course, rows: &[Row]) -> Report {
         values
     });
     let json = json!({
-        "bench": "backlog", "events": course.load.events, "connections": course.load.connections,
-        "payload_bytes": course.load.payload_bytes, "database": ground.storing(), "rows": values.collect::<Vec<_>>(),
+        "bench": "backlog", "events": scenario.load.events, "connections": scenario.load.connections,
+        "payload_bytes": scenario.load.payload_bytes, "database": ground.storing(), "rows": values.collect::<Vec<_>>(),
         "last_ratio_to_first": number(rows.last().map_or(f64::NAN, |row| row.measured.deliveries_per_second / none)),
     });
     let bars = |of: fn(&Row) -> f64| rows.iter().map(move |row| (format!("{} wait", grouped(row.waiting as f64, 0)), of(row)));

@@ -6,13 +6,13 @@ use clap::Args;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::bed::{Bed, Ground};
 use super::figures::{Column, Figure, grouped, number, table};
 use super::line::Line;
 use super::load::{Load, Plan};
 use super::meter::mebibytes;
 use super::noisy::{Fared, PAYLOAD_BYTES, publish_quietly};
 use super::plot::Chart;
+use super::testbed::{BenchEnvironment, Testbed};
 use super::{Report, show};
 
 /// By how much memory may differ between the sizes, in percent.
@@ -30,7 +30,7 @@ const STEP_EVENTS: usize = 50_000;
 const FIRST_HELD: usize = 10_000_000;
 
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Course {
+pub(crate) struct Scenario {
     /// How many events are held, one size after the other
     #[arg(long, value_delimiter = ',', default_value = "2000000,4000000", value_parser = clap::value_parser!(u32).range(1..=50_000_000))]
     events: Vec<u32>,
@@ -56,29 +56,29 @@ struct Row {
     opening: Fared,
 }
 
-pub(super) async fn run(ground: &mut Ground, course: &Course) -> anyhow::Result<Report> {
-    let mut sizes: Vec<usize> = course.events.iter().map(|events| *events as usize).collect();
+pub(super) async fn run(ground: &mut BenchEnvironment, scenario: &Scenario) -> anyhow::Result<Report> {
+    let mut sizes: Vec<usize> = scenario.events.iter().map(|events| *events as usize).collect();
     sizes.sort_unstable();
     let mut rows = Vec::new();
     for events in sizes {
-        rows.push(row(ground, course, events).await?);
+        rows.push(row(ground, scenario, events).await?);
     }
-    Ok(report(ground, course, &rows))
+    Ok(report(ground, scenario, &rows))
 }
 
-async fn row(ground: &mut Ground, course: &Course, events: usize) -> anyhow::Result<Row> {
+async fn row(ground: &mut BenchEnvironment, scenario: &Scenario, events: usize) -> anyhow::Result<Row> {
     // Each size on a server of its own: a peak is of the whole life of a process.
     let bed = ground.server(&[]).await?;
     let mut line = bed.line().await?;
     line.make_endpoint("quiet", &ground.hook(1, 0), &Value::Null).await?;
-    let endpoints = make_lanes(ground, &mut line, course).await?;
-    let filled_per_second = fill(ground, &bed, course, events).await?;
-    let before = publish_quietly(ground, &bed, course.rate, course.seconds.min(10)).await?;
+    let endpoints = make_lanes(ground, &mut line, scenario).await?;
+    let filled_per_second = fill(ground, &bed, scenario, events).await?;
+    let before = publish_quietly(ground, &bed, scenario.rate, scenario.seconds.min(10)).await?;
     let resident_bytes = bed.resident_bytes();
     let opens_in = open_all(&mut line, &endpoints).await?;
     tokio::time::sleep(opens_in.saturating_sub(Duration::from_secs(1))).await;
     show(&format!("{} events: all windows open", grouped(events as f64, 0)));
-    let opening = publish_quietly(ground, &bed, course.rate, course.seconds).await?;
+    let opening = publish_quietly(ground, &bed, scenario.rate, scenario.seconds).await?;
     Ok(Row { events, filled_per_second, resident_bytes, peak_memory_bytes: bed.peak_memory_bytes(), before, opening })
 }
 
@@ -87,13 +87,13 @@ fn window(until: Timestamp) -> Value {
     json!({"delivery_schedule": {"timezone": "UTC", "maintenance": maintenance}})
 }
 
-async fn make_lanes(ground: &Ground, line: &mut Line, course: &Course) -> anyhow::Result<Vec<String>> {
+async fn make_lanes(ground: &BenchEnvironment, line: &mut Line, scenario: &Scenario) -> anyhow::Result<Vec<String>> {
     let held = window(Timestamp::now() + Duration::from_hours(24));
     let url = format!("http://{}/held", ground.receiver.address());
     let mut endpoints = Vec::new();
-    for lane in 0..course.lanes {
+    for lane in 0..scenario.lanes {
         if lane % 100 == 0 {
-            show(&format!("{lane} of {} endpoints", course.lanes));
+            show(&format!("{lane} of {} endpoints", scenario.lanes));
         }
         endpoints.push(line.make_endpoint(&tenant(lane), &url, &held).await?);
     }
@@ -104,7 +104,7 @@ fn tenant(lane: u32) -> String {
     format!("held-{lane}")
 }
 
-async fn fill(ground: &Ground, bed: &Bed, course: &Course, events: usize) -> anyhow::Result<f64> {
+async fn fill(ground: &BenchEnvironment, bed: &Testbed, scenario: &Scenario, events: usize) -> anyhow::Result<f64> {
     let began = std::time::Instant::now();
     let mut made = 0;
     while made < events {
@@ -113,7 +113,7 @@ async fn fill(ground: &Ground, bed: &Bed, course: &Course, events: usize) -> any
         let plan = Plan {
             server: bed.address(),
             key: bed.key.clone(),
-            tenants: (0..course.lanes).map(tenant).collect(),
+            tenants: (0..scenario.lanes).map(tenant).collect(),
             first: FIRST_HELD + made,
             events: step,
             connections: FILLING_CONNECTIONS.min(step.div_ceil(BATCH_EVENTS)),
@@ -146,7 +146,7 @@ fn slowest(fared: &Fared) -> f64 {
     fared.delays.millis_at(1000)
 }
 
-fn report(ground: &Ground, course: &Course, rows: &[Row]) -> Report {
+fn report(ground: &BenchEnvironment, scenario: &Scenario, rows: &[Row]) -> Report {
     let columns: Vec<Column> = rows
         .iter()
         .map(|row| {
@@ -176,9 +176,9 @@ fn report(ground: &Ground, course: &Course, rows: &[Row]) -> Report {
         "events held by quiet hours at {} endpoints, each of a tenant of its own; another tenant publishes {}/s for {} s; {}\n\n{}\n\
          memory differs by {grows_percent:.1} %, at most {MEMORY_MAY_DIFFER_PERCENT} %: {}\n\
          no delivery of the other tenant is delayed by more than 1 s: {}\n",
-        course.lanes,
-        course.rate,
-        course.seconds,
+        scenario.lanes,
+        scenario.rate,
+        scenario.seconds,
         ground.storing(),
         table(&columns),
         word(is_flat),
@@ -190,7 +190,7 @@ fn report(ground: &Ground, course: &Course, rows: &[Row]) -> Report {
         values
     });
     let json = json!({
-        "bench": "held", "lanes": course.lanes, "rate": course.rate, "seconds": course.seconds, "database": ground.storing(),
+        "bench": "held", "lanes": scenario.lanes, "rate": scenario.rate, "seconds": scenario.seconds, "database": ground.storing(),
         "rows": values.collect::<Vec<_>>(), "memory_grows_percent": number(grows_percent), "is_flat": is_flat, "is_undelayed": is_undelayed,
     });
     let bars = rows.iter().map(|row| (format!("{} held", grouped(row.events as f64, 0)), memory(row)));

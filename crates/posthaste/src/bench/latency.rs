@@ -6,7 +6,6 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::bed::Ground;
 use super::figures::{Column, Figure, number, table};
 use super::load::Plan;
 use super::measure::{Measured, measure};
@@ -14,10 +13,11 @@ use super::meter::{Metered, Spread, flush_times_at};
 use super::plot::Chart;
 use super::process::Part;
 use super::raw;
+use super::testbed::BenchEnvironment;
 use super::{Report, show};
 
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Course {
+pub(crate) struct Scenario {
     /// Events in a second; a tenth of what the machine can do is measured besides
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rate: u32,
@@ -49,8 +49,8 @@ struct AtRate {
     flush: Spread,
 }
 
-pub(super) async fn run(ground: &mut Ground, course: &Course) -> anyhow::Result<Report> {
-    let full = raw::Course { events: course.events, connections: LOAD_CONNECTIONS, payload_bytes: course.payload_bytes };
+pub(super) async fn run(ground: &mut BenchEnvironment, scenario: &Scenario) -> anyhow::Result<Report> {
+    let full = raw::Scenario { events: scenario.events, connections: LOAD_CONNECTIONS, payload_bytes: scenario.payload_bytes };
     let mut bed = ground.server(&[]).await?;
     bed.line().await?.make_endpoint("t0", &ground.hook(1, 0), &Value::Null).await?;
     let most = measure(ground, "as fast as it goes", &full.plan(bed.address(), &bed.key), 1, bed.metered()).await?;
@@ -58,16 +58,16 @@ pub(super) async fn run(ground: &mut Ground, course: &Course) -> anyhow::Result<
     let forwarder = ground.forwarder().await?;
     let bare_store = ground.bare_store().await?;
     let mut found = Vec::new();
-    for per_second in [f64::from(course.rate), tenth] {
+    for per_second in [f64::from(scenario.rate), tenth] {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "both are bounded, and positive")]
-        let events = (per_second * f64::from(course.seconds)).ceil() as usize;
+        let events = (per_second * f64::from(scenario.seconds)).ceil() as usize;
         let at_rate = |plan: Plan| Plan {
             events,
-            connections: usize::from(course.connections),
+            connections: usize::from(scenario.connections),
             requests_per_second: Some(per_second),
             ..plan
         };
-        let name = format!("{per_second:.0} events/s for {} s", course.seconds);
+        let name = format!("{per_second:.0} events/s for {} s", scenario.seconds);
         show(&name);
         let plan = at_rate(full.plan(bed.address(), &bed.key));
         let ours = measure(ground, &name, &plan, 1, bed.metered()).await?;
@@ -85,7 +85,7 @@ pub(super) async fn run(ground: &mut Ground, course: &Course) -> anyhow::Result<
         found.push(AtRate { per_second, ours, raw, bare_store, flush });
     }
     bed.stop().await?;
-    Ok(report(ground, course, &most, &found))
+    Ok(report(ground, scenario, &most, &found))
 }
 
 fn column(name: String, measured: &Measured) -> Column {
@@ -105,7 +105,7 @@ fn column(name: String, measured: &Measured) -> Column {
     )
 }
 
-fn report(ground: &Ground, course: &Course, most: &Measured, found: &[AtRate]) -> Report {
+fn report(ground: &BenchEnvironment, scenario: &Scenario, most: &Measured, found: &[AtRate]) -> Report {
     let mut columns = Vec::new();
     let mut rows = Vec::new();
     let mut flushes = Vec::new();
@@ -122,15 +122,15 @@ fn report(ground: &Ground, course: &Course, most: &Measured, found: &[AtRate]) -
     }
     let page = format!(
         "{} s at each rate, {} bytes, {}, all on this machine, which can do {:.0} deliveries/s; a flush of its disk takes {}\n\n{}",
-        course.seconds,
-        course.payload_bytes,
+        scenario.seconds,
+        scenario.payload_bytes,
         ground.storing(),
         most.deliveries_per_second,
         flushes.join(", "),
         table(&columns)
     );
     let json = json!({
-        "bench": "latency", "seconds": course.seconds, "connections": course.connections, "payload_bytes": course.payload_bytes,
+        "bench": "latency", "seconds": scenario.seconds, "connections": scenario.connections, "payload_bytes": scenario.payload_bytes,
         "database": ground.storing(), "most_deliveries_per_second": number(most.deliveries_per_second),
         "flush_p50_ms": rows[0]["flush_p50_ms"], "flush_p99_ms": rows[0]["flush_p99_ms"], "rows": rows,
     });

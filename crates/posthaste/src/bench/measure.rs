@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::bed::Ground;
 use super::load::{Load, Plan, Sent};
 use super::meter::{Metered, Spread, Used};
 use super::receiver::Receiver;
+use super::testbed::BenchEnvironment;
 
 /// Nothing that works leaves its receiver alone for so long in the middle of a load.
 pub(super) const PATIENCE: Duration = Duration::from_mins(1);
@@ -34,7 +34,13 @@ impl Measured {
 }
 
 /// Each event goes to so many endpoints.
-pub(super) async fn measure(ground: &Ground, name: &str, plan: &Plan, copies: usize, metered: Metered) -> anyhow::Result<Measured> {
+pub(super) async fn measure(
+    ground: &BenchEnvironment,
+    name: &str,
+    plan: &Plan,
+    copies: usize,
+    metered: Metered,
+) -> anyhow::Result<Measured> {
     let receiver = Receiver(&ground.receiver);
     let deliveries = plan.events * copies;
     receiver.expect(deliveries).await?;

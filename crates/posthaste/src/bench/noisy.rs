@@ -5,13 +5,13 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::bed::{Bed, Ground};
 use super::figures::{Column, Figure, number, table};
 use super::load::{Disturbance, Load, Plan};
 use super::measure::arrived;
 use super::meter::{Spread, mebibytes};
 use super::plot::Chart;
 use super::receiver::{HANGING, Receiver};
+use super::testbed::{BenchEnvironment, Testbed};
 use super::{Report, show};
 
 /// What one tenant may do to another: I36.
@@ -22,7 +22,7 @@ const FLOODERS: u32 = 8;
 pub(super) const PAYLOAD_BYTES: usize = 500;
 
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Course {
+pub(crate) struct Scenario {
     /// How many endpoints of the first neighbour hang
     #[arg(long, default_value_t = 1_000, value_parser = clap::value_parser!(u32).range(0..=1_000))]
     hanging: u32,
@@ -42,17 +42,17 @@ pub(super) struct Fared {
     pub(super) missing: usize,
 }
 
-pub(super) async fn run(ground: &mut Ground, course: &Course) -> anyhow::Result<Report> {
+pub(super) async fn run(ground: &mut BenchEnvironment, scenario: &Scenario) -> anyhow::Result<Report> {
     let bed = ground.server(&[]).await?;
     let mut line = bed.line().await?;
     line.make_endpoint("quiet", &ground.hook(1, 0), &Value::Null).await?;
     show("undisturbed");
-    let undisturbed = publish_quietly(ground, &bed, course.rate, course.seconds).await?;
+    let undisturbed = publish_quietly(ground, &bed, scenario.rate, scenario.seconds).await?;
 
     line.make_endpoint("flood", &ground.hook(1, 0), &Value::Null).await?;
-    for made in 0..course.hanging {
+    for made in 0..scenario.hanging {
         if made % 100 == 0 {
-            show(&format!("{made} of {} endpoints that hang", course.hanging));
+            show(&format!("{made} of {} endpoints that hang", scenario.hanging));
         }
         line.make_endpoint("hanging", &format!("http://{}{HANGING}", ground.receiver.address()), &Value::Null).await?;
     }
@@ -67,16 +67,16 @@ pub(super) async fn run(ground: &mut Ground, course: &Course) -> anyhow::Result<
     };
     // One event for all that hang, and again and again, so that there is always more.
     load.disturb(&disturb("hanging", 1, 1)).await?;
-    load.disturb(&disturb("flood", course.rate * 100, FLOODERS)).await?;
+    load.disturb(&disturb("flood", scenario.rate * 100, FLOODERS)).await?;
     show("beside the neighbours");
-    let beside = publish_quietly(ground, &bed, course.rate, course.seconds).await?;
+    let beside = publish_quietly(ground, &bed, scenario.rate, scenario.seconds).await?;
     let flooded = load.calm().await?;
     // What hangs would hold up a clean end for as long as its timeout, and proves nothing: it is killed with its bed.
-    Ok(report(ground, course, &undisturbed, &beside, flooded, bed.peak_memory_bytes()))
+    Ok(report(ground, scenario, &undisturbed, &beside, flooded, bed.peak_memory_bytes()))
 }
 
 /// What a quiet tenant sees: so many events a second, for so long.
-pub(super) async fn publish_quietly(ground: &Ground, bed: &Bed, rate: u32, seconds: u32) -> anyhow::Result<Fared> {
+pub(super) async fn publish_quietly(ground: &BenchEnvironment, bed: &Testbed, rate: u32, seconds: u32) -> anyhow::Result<Fared> {
     let events = (rate * seconds) as usize;
     let plan = Plan {
         server: bed.address(),
@@ -116,22 +116,29 @@ pub(super) fn is_kept(undisturbed: &Fared, beside: &Fared) -> bool {
     beside.missing == 0 && beside.delays.at(990).zip(allowed).is_some_and(|(beside, allowed)| beside <= allowed)
 }
 
-fn report(ground: &Ground, course: &Course, undisturbed: &Fared, beside: &Fared, flooded: usize, memory_bytes: u64) -> Report {
+fn report(
+    ground: &BenchEnvironment,
+    scenario: &Scenario,
+    undisturbed: &Fared,
+    beside: &Fared,
+    flooded: usize,
+    memory_bytes: u64,
+) -> Report {
     let is_kept = is_kept(undisturbed, beside);
     let page = format!(
         "one tenant at {}/s for {} s, beside {} endpoints that hang and a flood of {}/s ({flooded} events taken from the neighbours), {}\n\n{}\n\
          peak memory {:.1} MiB\nat most twice the undisturbed p99, or 1 s: {}\n",
-        course.rate,
-        course.seconds,
-        course.hanging,
-        course.rate * 100,
+        scenario.rate,
+        scenario.seconds,
+        scenario.hanging,
+        scenario.rate * 100,
         ground.storing(),
         table(&[column("undisturbed", undisturbed), column("beside them", beside)]),
         mebibytes(memory_bytes),
         if is_kept { "kept" } else { "BROKEN" }
     );
     let json = json!({
-        "bench": "noisy", "hanging": course.hanging, "rate": course.rate, "seconds": course.seconds, "flooded": flooded,
+        "bench": "noisy", "hanging": scenario.hanging, "rate": scenario.rate, "seconds": scenario.seconds, "flooded": flooded,
         "database": ground.storing(), "undisturbed_p99_ms": number(undisturbed.delays.millis_at(990)),
         "beside_p99_ms": number(beside.delays.millis_at(990)), "not_arrived": beside.missing, "is_kept": is_kept,
         "undisturbed": column("", undisturbed).values(), "beside": column("", beside).values(),

@@ -4,7 +4,6 @@
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::bed::Ground;
 use super::figures::{Column, Figure, number, table};
 use super::forwarder::{Alone, post_alone};
 use super::load::Plan;
@@ -13,12 +12,13 @@ use super::meter::{Metered, Spread, flush_times, mebibytes, now_ns, peak_memory_
 use super::plot::Chart;
 use super::process::Part;
 use super::receiver::Receiver;
+use super::testbed::BenchEnvironment;
 use super::{Report, show};
 
 // Part of other courses, too, which have a group of arguments by the same name.
 #[derive(Args, Clone, Debug)]
 #[group(skip)]
-pub(crate) struct Course {
+pub(crate) struct Scenario {
     /// How many events
     #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1..=50_000_000))]
     pub(super) events: u32,
@@ -30,7 +30,7 @@ pub(crate) struct Course {
     pub(super) payload_bytes: u32,
 }
 
-impl Course {
+impl Scenario {
     /// For one endpoint of one tenant, each event in a request of its own.
     pub(super) fn plan(&self, server: std::net::SocketAddr, key: &str) -> Plan {
         Plan {
@@ -47,14 +47,14 @@ impl Course {
     }
 }
 
-pub(super) async fn run(ground: &mut Ground, course: &Course) -> anyhow::Result<Report> {
-    let raw = everything(ground, course).await?;
-    let page = format!("{}\n\n{}\n{}", raw.told(course), table(&raw.columns()), LEGEND);
+pub(super) async fn run(ground: &mut BenchEnvironment, scenario: &Scenario) -> anyhow::Result<Report> {
+    let raw = everything(ground, scenario).await?;
+    let page = format!("{}\n\n{}\n{}", raw.told(scenario), table(&raw.columns()), LEGEND);
     let mut json = raw.values();
     json["bench"] = "raw".into();
-    json["events"] = course.events.into();
-    json["connections"] = course.connections.into();
-    json["payload_bytes"] = course.payload_bytes.into();
+    json["events"] = scenario.events.into();
+    json["connections"] = scenario.connections.into();
+    json["payload_bytes"] = scenario.payload_bytes.into();
     Ok(Report { page, json, charts: vec![raw.chart()] })
 }
 
@@ -82,17 +82,17 @@ pub(super) struct Written {
 /// Ten endpoints with sixteen each.
 const CLIENT_IN_FLIGHT: usize = 160;
 
-pub(super) async fn everything(ground: &Ground, course: &Course) -> anyhow::Result<Raw> {
+pub(super) async fn everything(ground: &BenchEnvironment, scenario: &Scenario) -> anyhow::Result<Raw> {
     let flush = flush_times(&ground.scratch)?;
     let part = ground.forwarder().await?;
-    let forwarder = through(ground, course, &part, "raw forwarder").await?;
+    let forwarder = through(ground, scenario, &part, "raw forwarder").await?;
     let forwarder_memory_bytes = peak_memory_bytes(part.process());
-    let (client_posts_per_second, client_seconds_per_thousand) = client_alone(ground, course, &part).await?;
+    let (client_posts_per_second, client_seconds_per_thousand) = client_alone(ground, scenario, &part).await?;
     drop(part);
-    let writer = written(ground, course).await?;
+    let writer = written(ground, scenario).await?;
     let (mut bare_store, mut bare_store_memory_bytes) = (None, 0);
     if let Some(part) = ground.bare_store().await? {
-        bare_store = Some(through(ground, course, &part, "bare store").await?);
+        bare_store = Some(through(ground, scenario, &part, "bare store").await?);
         bare_store_memory_bytes = peak_memory_bytes(part.process());
     }
     Ok(Raw {
@@ -108,17 +108,17 @@ pub(super) async fn everything(ground: &Ground, course: &Course) -> anyhow::Resu
 }
 
 /// From the load through this to the receiver.
-async fn through(ground: &Ground, course: &Course, part: &Part, name: &str) -> anyhow::Result<Measured> {
+async fn through(ground: &BenchEnvironment, scenario: &Scenario, part: &Part, name: &str) -> anyhow::Result<Measured> {
     let metered = Metered { process: part.process(), postmaster: None };
-    measure(ground, name, &course.plan(part.address(), "no-key"), 1, metered).await
+    measure(ground, name, &scenario.plan(part.address(), "no-key"), 1, metered).await
 }
 
-async fn client_alone(ground: &Ground, course: &Course, part: &Part) -> anyhow::Result<(f64, f64)> {
+async fn client_alone(ground: &BenchEnvironment, scenario: &Scenario, part: &Part) -> anyhow::Result<(f64, f64)> {
     let metered = Metered { process: part.process(), postmaster: None };
-    let (receiver, posts) = (Receiver(&ground.receiver), course.events as usize);
+    let (receiver, posts) = (Receiver(&ground.receiver), scenario.events as usize);
     receiver.expect(posts).await?;
     let (before, began) = (metered.used(), now_ns());
-    let order = Alone { posts, in_flight: CLIENT_IN_FLIGHT.min(posts), payload_bytes: course.payload_bytes as usize };
+    let order = Alone { posts, in_flight: CLIENT_IN_FLIGHT.min(posts), payload_bytes: scenario.payload_bytes as usize };
     tokio::try_join!(post_alone(part, order), receiver.wait_for(posts, PATIENCE, "raw client"))?;
     let used = metered.used().since(&before);
     let last = receiver.arrivals().await?.into_iter().flatten().max().unwrap_or(began);
@@ -126,11 +126,11 @@ async fn client_alone(ground: &Ground, course: &Course, part: &Part) -> anyhow::
 }
 
 /// Nothing arrives anywhere.
-async fn written(ground: &Ground, course: &Course) -> anyhow::Result<Written> {
+async fn written(ground: &BenchEnvironment, scenario: &Scenario) -> anyhow::Result<Written> {
     show("group commit");
     let part = ground.writer().await?;
     let metered = Metered { process: part.process(), postmaster: None };
-    let plan = course.plan(part.address(), "no-key");
+    let plan = scenario.plan(part.address(), "no-key");
     let before = metered.used();
     let sent = super::load::Load(&ground.load).publish(&plan).await?;
     let used = metered.used().since(&before);
@@ -144,12 +144,12 @@ async fn written(ground: &Ground, course: &Course) -> anyhow::Result<Written> {
 }
 
 impl Raw {
-    fn told(&self, course: &Course) -> String {
+    fn told(&self, scenario: &Scenario) -> String {
         format!(
             "{} events of {} bytes, {} connections, all on this machine; a flush of its disk takes {:.2} ms (p99 {:.2})",
-            course.events,
-            course.payload_bytes,
-            course.connections,
+            scenario.events,
+            scenario.payload_bytes,
+            scenario.connections,
             self.flush.millis_at(500),
             self.flush.millis_at(990)
         )

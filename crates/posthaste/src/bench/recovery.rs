@@ -6,7 +6,6 @@ use std::time::Duration;
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::bed::{Bed, Ground};
 use super::figures::{Column, grouped, number, table};
 use super::load::{Load, Plan};
 use super::measure::{PATIENCE, arrived, per_second};
@@ -14,10 +13,11 @@ use super::meter::{mebibytes, now_ns};
 use super::noisy::{self, Fared};
 use super::plot::Chart;
 use super::receiver::{RECOVERING, Receiver};
+use super::testbed::{BenchEnvironment, Testbed};
 use super::{Report, show};
 
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Course {
+pub(crate) struct Scenario {
     /// How many deliveries wait for the endpoint when it comes back
     #[arg(long, default_value_t = 100_000, value_parser = clap::value_parser!(u32).range(1..=50_000_000))]
     waiting: u32,
@@ -48,7 +48,7 @@ struct Recovered {
     server_seconds_per_thousand: f64,
 }
 
-pub(super) async fn run(ground: &mut Ground, course: &Course) -> anyhow::Result<Report> {
+pub(super) async fn run(ground: &mut BenchEnvironment, scenario: &Scenario) -> anyhow::Result<Report> {
     let bed = ground.server(&[]).await?;
     let receiver = Receiver(&ground.receiver);
     receiver.set_down(true).await?;
@@ -61,40 +61,40 @@ pub(super) async fn run(ground: &mut Ground, course: &Course) -> anyhow::Result<
     });
     let url = format!("http://{}{RECOVERING}/1/0", ground.receiver.address());
     line.make_endpoint("recovering", &url, &eager).await?;
-    let (waiting, bystanders) = (course.waiting as usize, course.rate as usize * BYSTANDER_SECONDS_MAX);
+    let (waiting, bystanders) = (scenario.waiting as usize, scenario.rate as usize * BYSTANDER_SECONDS_MAX);
     receiver.expect(waiting + bystanders).await?;
     show("undisturbed");
-    let mut bystander = Bystander::new(ground, &bed, course);
-    for _ in 0..course.seconds {
+    let mut bystander = Bystander::new(ground, &bed, scenario);
+    for _ in 0..scenario.seconds {
         bystander.publish().await?;
     }
     let undisturbed = bystander.fared().await?;
-    fill(ground, &bed, course).await?;
-    let recovered = recover(ground, &bed, course, bystander).await?;
+    fill(ground, &bed, scenario).await?;
+    let recovered = recover(ground, &bed, scenario, bystander).await?;
     // The endpoint may have other retries to come; it is killed with its bed.
-    Ok(report(ground, course, &undisturbed, &recovered))
+    Ok(report(ground, scenario, &undisturbed, &recovered))
 }
 
 /// Those for the endpoint that is down have the first numbers, and bystanders those after them.
 struct Bystander<'a> {
-    ground: &'a Ground,
+    ground: &'a BenchEnvironment,
     plan: Plan,
     first: usize,
     sent: Vec<super::load::Sent>,
 }
 
 impl Bystander<'_> {
-    fn new<'a>(ground: &'a Ground, bed: &Bed, course: &Course) -> Bystander<'a> {
+    fn new<'a>(ground: &'a BenchEnvironment, bed: &Testbed, scenario: &Scenario) -> Bystander<'a> {
         let plan = Plan {
             server: bed.address(),
             key: bed.key.clone(),
             tenants: vec!["bystander".to_owned()],
-            first: course.waiting as usize,
-            events: course.rate as usize * BYSTANDER_SECONDS,
+            first: scenario.waiting as usize,
+            events: scenario.rate as usize * BYSTANDER_SECONDS,
             connections: 4,
-            payload_bytes: course.payload_bytes as usize,
+            payload_bytes: scenario.payload_bytes as usize,
             batch: 1,
-            requests_per_second: Some(f64::from(course.rate)),
+            requests_per_second: Some(f64::from(scenario.rate)),
         };
         Bystander { ground, first: plan.first, plan, sent: Vec::new() }
     }
@@ -125,8 +125,8 @@ impl Bystander<'_> {
     }
 }
 
-async fn fill(ground: &Ground, bed: &Bed, course: &Course) -> anyhow::Result<()> {
-    let waiting = course.waiting as usize;
+async fn fill(ground: &BenchEnvironment, bed: &Testbed, scenario: &Scenario) -> anyhow::Result<()> {
+    let waiting = scenario.waiting as usize;
     for first in (0..waiting).step_by(STEP) {
         show(&format!("down: {} of {} wait", grouped(first as f64, 0), grouped(waiting as f64, 0)));
         let events = STEP.min(waiting - first);
@@ -137,7 +137,7 @@ async fn fill(ground: &Ground, bed: &Bed, course: &Course) -> anyhow::Result<()>
             first,
             events,
             connections: events.div_ceil(BATCH).min(8),
-            payload_bytes: course.payload_bytes as usize,
+            payload_bytes: scenario.payload_bytes as usize,
             batch: BATCH,
             requests_per_second: None,
         };
@@ -146,14 +146,19 @@ async fn fill(ground: &Ground, bed: &Bed, course: &Course) -> anyhow::Result<()>
     Ok(())
 }
 
-async fn recover(ground: &Ground, bed: &Bed, course: &Course, mut bystander: Bystander<'_>) -> anyhow::Result<Recovered> {
+async fn recover(
+    ground: &BenchEnvironment,
+    bed: &Testbed,
+    scenario: &Scenario,
+    mut bystander: Bystander<'_>,
+) -> anyhow::Result<Recovered> {
     let receiver = Receiver(&ground.receiver);
-    let (waiting, before) = (course.waiting as usize, bed.metered().used());
+    let (waiting, before) = (scenario.waiting as usize, bed.metered().used());
     let bystanders_before = receiver.count().await?;
     let back = now_ns();
     receiver.set_down(false).await?;
     let mut last = (0, std::time::Instant::now());
-    for _ in 0..BYSTANDER_SECONDS_MAX - course.seconds.min(300) as usize {
+    for _ in 0..BYSTANDER_SECONDS_MAX - scenario.seconds.min(300) as usize {
         bystander.publish().await?;
         let drained = receiver.arrivals().await?.iter().take(waiting).flatten().count();
         show(&format!("back: {} of {} arrived", grouped(drained as f64, 0), grouped(waiting as f64, 0)));
@@ -184,16 +189,16 @@ async fn recover(ground: &Ground, bed: &Bed, course: &Course, mut bystander: Bys
     })
 }
 
-fn report(ground: &Ground, course: &Course, undisturbed: &Fared, recovered: &Recovered) -> Report {
+fn report(ground: &BenchEnvironment, scenario: &Scenario, undisturbed: &Fared, recovered: &Recovered) -> Report {
     let Recovered { until_first, until_last, per_second, bystander, peak_memory_bytes, server_seconds_per_thousand } = recovered;
     let columns: [Column; 2] = [noisy::column("undisturbed", undisturbed), noisy::column("meanwhile", bystander)];
     let page = format!(
         "an endpoint comes back with {} deliveries waiting, {}; another tenant publishes {}/s\n\n\
          first of them after {:.2} s (it was tried again every second), the last after {:.2} s: {} deliveries/s\n\
          server CPU s per 1,000 deliveries {server_seconds_per_thousand:.3}, peak memory {:.1} MiB\n\nthe other tenant:\n{}",
-        grouped(f64::from(course.waiting), 0),
+        grouped(f64::from(scenario.waiting), 0),
         ground.storing(),
-        course.rate,
+        scenario.rate,
         until_first.as_secs_f64(),
         until_last.as_secs_f64(),
         grouped(*per_second, 0),
@@ -201,7 +206,7 @@ fn report(ground: &Ground, course: &Course, undisturbed: &Fared, recovered: &Rec
         table(&columns)
     );
     let json = json!({
-        "bench": "recovery", "waiting": course.waiting, "rate": course.rate, "payload_bytes": course.payload_bytes,
+        "bench": "recovery", "waiting": scenario.waiting, "rate": scenario.rate, "payload_bytes": scenario.payload_bytes,
         "database": ground.storing(), "until_first_seconds": number(until_first.as_secs_f64()),
         "until_last_seconds": number(until_last.as_secs_f64()), "deliveries_per_second": number(*per_second),
         "server_cpu_seconds_per_1000": number(*server_seconds_per_thousand), "peak_memory_mib": number(mebibytes(*peak_memory_bytes)),

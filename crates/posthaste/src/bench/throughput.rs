@@ -3,7 +3,6 @@
 use clap::Args;
 use serde_json::{Value, json};
 
-use super::bed::{Bed, Ground};
 use super::collector::Taken;
 use super::figures::{Column, Figure, number, table};
 use super::load::Plan;
@@ -12,12 +11,13 @@ use super::meter::mebibytes;
 use super::plot::Chart;
 use super::process::Part;
 use super::raw::{self, Raw, SERVER_SECONDS};
+use super::testbed::{BenchEnvironment, Testbed};
 use super::{Report, show};
 
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Course {
+pub(crate) struct Scenario {
     #[command(flatten)]
-    pub(super) load: raw::Course,
+    pub(super) load: raw::Scenario,
     /// How many endpoints the second row has, each of a tenant of its own; an event goes to one of them
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u16).range(1..=10_000))]
     endpoints: u16,
@@ -61,21 +61,21 @@ struct Row {
     taken: Option<Taken>,
 }
 
-pub(super) async fn run(ground: &mut Ground, course: &Course) -> anyhow::Result<Report> {
+pub(super) async fn run(ground: &mut BenchEnvironment, scenario: &Scenario) -> anyhow::Result<Report> {
     // First what the machine can do, so that both find it in the same state: idle.
-    let raw = raw::everything(ground, &course.load).await?;
-    let collector = match course.traces {
+    let raw = raw::everything(ground, &scenario.load).await?;
+    let collector = match scenario.traces {
         Some(_) => Some(Part::start("collector", &[]).await?),
         None => None,
     };
     let mut rows = Vec::new();
-    for shape in course.shapes().into_iter().filter(|shape| course.only.as_deref().is_none_or(|only| only == shape.key)) {
-        rows.push(row(ground, course, collector.as_ref(), shape).await?);
+    for shape in scenario.shapes().into_iter().filter(|shape| scenario.only.as_deref().is_none_or(|only| only == shape.key)) {
+        rows.push(row(ground, scenario, collector.as_ref(), shape).await?);
     }
-    Ok(report(ground, course, &rows, &raw))
+    Ok(report(ground, scenario, &rows, &raw))
 }
 
-impl Course {
+impl Scenario {
     /// What is not as it usually is.
     fn set_apart(&self) -> String {
         let metrics = if self.metrics_off { ", metrics off" } else { "" };
@@ -98,19 +98,19 @@ impl Course {
 }
 
 /// With a server of its own, which has nothing to remember before.
-async fn row(ground: &mut Ground, course: &Course, collector: Option<&Part>, shape: Shape) -> anyhow::Result<Row> {
+async fn row(ground: &mut BenchEnvironment, scenario: &Scenario, collector: Option<&Part>, shape: Shape) -> anyhow::Result<Row> {
     show(&format!("{}: starting", shape.name));
     let mut set = Vec::new();
-    if course.metrics_off {
+    if scenario.metrics_off {
         set.push("--metrics=false".to_owned());
     }
-    if let (Some(ratio), Some(collector)) = (course.traces, collector) {
+    if let (Some(ratio), Some(collector)) = (scenario.traces, collector) {
         set.push(format!("--otlp-endpoint=http://{}", collector.address()));
         set.push(format!("--trace-sample-ratio={ratio}"));
     }
     let mut bed = ground.server(&set.iter().map(String::as_str).collect::<Vec<_>>()).await?;
     let tenants = furnish(ground, &bed, &shape).await?;
-    let plan = Plan { tenants, events: shape.events, batch: shape.batch, ..course.load.plan(bed.address(), &bed.key) };
+    let plan = Plan { tenants, events: shape.events, batch: shape.batch, ..scenario.load.plan(bed.address(), &bed.key) };
     let measured = measure(ground, &shape.name, &plan, shape.copies, bed.metered()).await?;
     let peak_memory_bytes = bed.peak_memory_bytes();
     bed.stop().await?;
@@ -123,7 +123,7 @@ async fn row(ground: &mut Ground, course: &Course, collector: Option<&Part>, sha
     Ok(Row { shape, measured, peak_memory_bytes, bytes_on_disk, taken })
 }
 
-async fn furnish(ground: &Ground, bed: &Bed, shape: &Shape) -> anyhow::Result<Vec<String>> {
+async fn furnish(ground: &BenchEnvironment, bed: &Testbed, shape: &Shape) -> anyhow::Result<Vec<String>> {
     let mut line = bed.line().await?;
     let tenants: Vec<String> = (0..shape.tenants).map(|number| format!("t{number}")).collect();
     for tenant in &tenants {
@@ -180,16 +180,16 @@ impl Row {
     }
 }
 
-fn report(ground: &Ground, course: &Course, rows: &[Row], raw: &Raw) -> Report {
+fn report(ground: &BenchEnvironment, scenario: &Scenario, rows: &[Row], raw: &Raw) -> Report {
     let ours: Vec<Column> = rows.iter().map(|row| row.column(raw)).collect();
     let columns: Vec<Column> = ours.iter().cloned().chain(raw.columns()).collect();
     let page = format!(
         "{} events of {} bytes, {} connections, {}, all on this machine{}; a flush of its disk takes {:.2} ms\n\n{}\n{}{}",
-        course.load.events,
-        course.load.payload_bytes,
-        course.load.connections,
+        scenario.load.events,
+        scenario.load.payload_bytes,
+        scenario.load.connections,
         ground.storing(),
-        course.set_apart(),
+        scenario.set_apart(),
         raw.flush.millis_at(500),
         table(&columns),
         raw::LEGEND,
@@ -204,9 +204,9 @@ fn report(ground: &Ground, course: &Course, rows: &[Row], raw: &Raw) -> Report {
     });
     let ratio = rows.first().map_or(f64::NAN, |row| row.measured.deliveries_per_second / raw.forwarder.deliveries_per_second);
     let json = json!({
-        "bench": "throughput", "events": course.load.events, "connections": course.load.connections, "endpoints": course.endpoints,
-        "fan_out": course.fan_out, "batch": course.batch, "payload_bytes": course.load.payload_bytes, "database": ground.storing(),
-        "metrics": !course.metrics_off, "traces": course.traces, "rows": row_values.collect::<Vec<_>>(), "raw": raw.values(), "ratio_to_raw": number(ratio),
+        "bench": "throughput", "events": scenario.load.events, "connections": scenario.load.connections, "endpoints": scenario.endpoints,
+        "fan_out": scenario.fan_out, "batch": scenario.batch, "payload_bytes": scenario.load.payload_bytes, "database": ground.storing(),
+        "metrics": !scenario.metrics_off, "traces": scenario.traces, "rows": row_values.collect::<Vec<_>>(), "raw": raw.values(), "ratio_to_raw": number(ratio),
     });
     Report { page, json, charts: charts(rows, raw) }
 }

@@ -20,7 +20,7 @@ const FILE_BYTES: usize = 16 * 1024 * 1024;
 /// How many callers share a flush at most.
 const GROUP_MAX: usize = 1024;
 
-struct Waiting {
+struct PendingWrite {
     body: Bytes,
     is_safe: oneshot::Sender<bool>,
 }
@@ -44,14 +44,14 @@ fn prepared(directory: &Path) -> anyhow::Result<File> {
     Ok(file)
 }
 
-async fn publish(State(queue): State<mpsc::Sender<Waiting>>, body: Bytes) -> StatusCode {
+async fn publish(State(queue): State<mpsc::Sender<PendingWrite>>, body: Bytes) -> StatusCode {
     let (is_safe, answer) = oneshot::channel();
-    let is_queued = queue.send(Waiting { body, is_safe }).is_ok();
+    let is_queued = queue.send(PendingWrite { body, is_safe }).is_ok();
     if is_queued && answer.await.unwrap_or(false) { StatusCode::ACCEPTED } else { StatusCode::SERVICE_UNAVAILABLE }
 }
 
-fn write(file: &File, waiting: &mpsc::Receiver<Waiting>) {
-    let (mut at, mut group, mut bytes): (usize, Vec<Waiting>, Vec<u8>) = (0, Vec::new(), Vec::new());
+fn write(file: &File, waiting: &mpsc::Receiver<PendingWrite>) {
+    let (mut at, mut group, mut bytes): (usize, Vec<PendingWrite>, Vec<u8>) = (0, Vec::new(), Vec::new());
     while let Ok(first) = waiting.recv() {
         group.push(first);
         group.extend(waiting.try_iter().take(GROUP_MAX - 1));

@@ -9,7 +9,7 @@ use super::operations::{
     CANCEL_DELIVERY, LIST_ATTEMPTS, LIST_DEAD_LETTERS, LIST_DELIVERIES, RETRY_DEAD_LETTER, RETRY_DELIVERY, SHOW_DELIVERY,
 };
 use super::table::{Cell, Column, plain};
-use super::task::{Asks, Page, Task, Watch};
+use super::task::{ApiCommand, Page, Task, Watch};
 use super::text::Reader;
 
 #[derive(Subcommand)]
@@ -143,7 +143,7 @@ fn has_ended(delivery: &Value) -> bool {
     delivery["status"].as_str().is_some_and(|status| ["delivered", "dead", "cancelled"].contains(&status))
 }
 
-impl Asks for Command {
+impl ApiCommand for Command {
     fn task(self) -> Result<Task, Failure> {
         Ok(match self {
             Command::List { filters, page } => Task::list(filters.over(Request::to(&LIST_DELIVERIES)), &page, COLUMNS),
@@ -158,7 +158,7 @@ impl Asks for Command {
     }
 }
 
-impl Asks for DeadLetters {
+impl ApiCommand for DeadLetters {
     fn task(self) -> Result<Task, Failure> {
         Ok(match self {
             DeadLetters::List { filters, page } => Task::list(filters.over(Request::to(&LIST_DEAD_LETTERS)), &page, COLUMNS),

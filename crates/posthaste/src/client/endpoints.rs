@@ -3,15 +3,15 @@
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
+use super::body::{BodyBuilder, input, rate_limit};
 use super::failure::Failure;
-use super::given::{Given, input, rate_limit};
 use super::http::Request;
 use super::operations::{
     CREATE_ENDPOINT, DELETE_ENDPOINT, DISABLE_ENDPOINT, ENABLE_ENDPOINT, ENDPOINT_STATS, LIST_ENDPOINTS, Operation, PATCH_ENDPOINT,
     PAUSE_ENDPOINT, PUT_ENDPOINT, RESUME_ENDPOINT, ROTATE_SECRET, SHOW_ENDPOINT, TEST_ENDPOINT,
 };
 use super::table::{Cell, Column, plain};
-use super::task::{Asks, Page, Shown, Task, Watch};
+use super::task::{ApiCommand, Page, Shown, Task, Watch};
 use super::{IfMatch, quoted};
 
 const SECRET_ONCE: &str = "keep the secret: it is not shown again";
@@ -192,8 +192,8 @@ pub(crate) struct Fields {
 }
 
 impl Fields {
-    fn given(&self) -> Result<Given, Failure> {
-        let given = Given::begin(self.from_json.as_deref())?
+    fn given(&self) -> Result<BodyBuilder, Failure> {
+        let given = BodyBuilder::begin(self.from_json.as_deref())?
             .value("description", self.description.as_deref())
             .list("event_types", &self.event_types)
             .list("disabled_event_types", &self.disabled_event_types)
@@ -253,7 +253,7 @@ fn status(row: &Value, reader: &super::text::Reader) -> String {
     }
 }
 
-impl Asks for Command {
+impl ApiCommand for Command {
     fn task(self) -> Result<Task, Failure> {
         Ok(match self {
             Command::List { tenant, uid, page } => {
@@ -275,19 +275,20 @@ impl Asks for Command {
             }
             Command::Delete { id, if_match } => Task::new(conditional(&DELETE_ENDPOINT, &id, &if_match), Shown::Done("deleted")),
             Command::Pause { id, until, if_match } => {
-                let body = Given::begin(None)?.value("until", until);
+                let body = BodyBuilder::begin(None)?.value("until", until);
                 Task::record(conditional(&PAUSE_ENDPOINT, &id, &if_match).body(body.write()))
             }
             Command::Resume(verb) => Task::record(conditional(&RESUME_ENDPOINT, &verb.id, &verb.if_match)),
             Command::Disable(verb) => Task::record(conditional(&DISABLE_ENDPOINT, &verb.id, &verb.if_match)),
             Command::Enable(verb) => Task::record(conditional(&ENABLE_ENDPOINT, &verb.id, &verb.if_match)),
             Command::RotateSecret { id, secret, overlap_seconds, if_match } => {
-                let body =
-                    Given::begin(None)?.value("secret", read_secret(secret.as_deref())?).value("overlap_seconds", overlap_seconds);
+                let body = BodyBuilder::begin(None)?
+                    .value("secret", read_secret(secret.as_deref())?)
+                    .value("overlap_seconds", overlap_seconds);
                 Task::new(conditional(&ROTATE_SECRET, &id, &if_match).body(body.write()), Shown::Once(SECRET_ONCE))
             }
             Command::Test { id, r#type, data } => {
-                let body = Given::begin(None)?.value("type", r#type).json("data", data.as_deref())?;
+                let body = BodyBuilder::begin(None)?.value("type", r#type).json("data", data.as_deref())?;
                 Task::record(Request::to(&TEST_ENDPOINT).named(&id).body(body.write()))
             }
             Command::Stats { id, from, to, watch } => {

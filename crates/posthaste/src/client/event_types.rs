@@ -3,12 +3,12 @@
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
+use super::body::BodyBuilder;
 use super::failure::Failure;
-use super::given::Given;
 use super::http::Request;
 use super::operations::{CREATE_EVENT_TYPE, DELETE_EVENT_TYPE, LIST_EVENT_TYPES, PATCH_EVENT_TYPE, SHOW_EVENT_TYPE};
 use super::table::{Cell, Column, plain};
-use super::task::{Asks, Page, Shown, Task, Watch};
+use super::task::{ApiCommand, Page, Shown, Task, Watch};
 use super::{IfMatch, quoted};
 
 #[derive(Subcommand)]
@@ -65,8 +65,8 @@ pub(crate) struct Fields {
 }
 
 impl Fields {
-    fn given(&self) -> Result<Given, Failure> {
-        let given = Given::begin(self.from_json.as_deref())?
+    fn given(&self) -> Result<BodyBuilder, Failure> {
+        let given = BodyBuilder::begin(self.from_json.as_deref())?
             .value("description", self.description.as_deref())
             .value("deprecated", self.deprecated)
             .value("priority", self.priority);
@@ -88,7 +88,7 @@ fn versions(row: &Value, _: &super::text::Reader) -> String {
     if names.is_empty() { "-".to_owned() } else { names.join(", ") }
 }
 
-impl Asks for Command {
+impl ApiCommand for Command {
     fn task(self) -> Result<Task, Failure> {
         Ok(match self {
             Command::List { page } => Task::list(Request::to(&LIST_EVENT_TYPES), &page, COLUMNS),

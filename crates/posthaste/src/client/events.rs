@@ -5,12 +5,12 @@ use std::fmt::Write;
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
+use super::body::{BodyBuilder, file_or_stdin};
 use super::failure::Failure;
-use super::given::{Given, file_or_stdin};
 use super::http::Request;
 use super::operations::{CANCEL_EVENT, ERASE_EVENT, LIST_EVENTS, PUBLISH_EVENT, PUBLISH_EVENTS, SHOW_EVENT};
 use super::table::{Cell, Column};
-use super::task::{Asks, Page, Shown, Task, Watch};
+use super::task::{ApiCommand, Page, Shown, Task, Watch};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -122,11 +122,11 @@ fn rejected(answer: &Value) -> Option<String> {
         .then(|| format!("{} of {} events were rejected; the others were published:{reasons}", answer["rejected"], results.len()))
 }
 
-impl Asks for Command {
+impl ApiCommand for Command {
     fn task(self) -> Result<Task, Failure> {
         Ok(match self {
             Command::Publish(new) => {
-                let body = Given::begin(new.from_json.as_deref())?
+                let body = BodyBuilder::begin(new.from_json.as_deref())?
                     .value("type", new.r#type)
                     .value("tenant", new.tenant)
                     .value("id", new.id)

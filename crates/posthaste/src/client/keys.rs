@@ -2,12 +2,12 @@
 
 use clap::Subcommand;
 
+use super::body::BodyBuilder;
 use super::failure::Failure;
-use super::given::Given;
 use super::http::Request;
 use super::operations::{CREATE_KEY, LIST_KEYS, REVOKE_KEY};
 use super::table::{Cell, Column};
-use super::task::{Asks, Page, Shown, Task};
+use super::task::{ApiCommand, Page, Shown, Task};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -45,12 +45,12 @@ const COLUMNS: &[Column] = &[
     Column("REVOKED", Cell::Time("/revoked_at")),
 ];
 
-impl Asks for Command {
+impl ApiCommand for Command {
     fn task(self) -> Result<Task, Failure> {
         Ok(match self {
             Command::List { page } => Task::list(Request::to(&LIST_KEYS), &page, COLUMNS),
             Command::Create { name, scopes, tenant, expires_at } => {
-                let body = Given::begin(None)?
+                let body = BodyBuilder::begin(None)?
                     .value("name", Some(name))
                     .list("scopes", &scopes)
                     .value("tenant", tenant)

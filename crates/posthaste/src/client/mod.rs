@@ -3,12 +3,12 @@
 //! One file per resource turns what was given into a `Task`; `task.rs` does it over `http.rs` and shows it with
 //! `table.rs`. Which command calls which route is in `operations.rs`. `verify.rs` needs no server.
 
+mod body;
 mod deliveries;
 mod endpoints;
 mod event_types;
 mod events;
 mod failure;
-mod given;
 mod health;
 mod http;
 mod json;
@@ -35,7 +35,7 @@ pub(crate) use failure::EXIT_CODES;
 use failure::{Failure, Kind};
 pub(crate) use health::{Health, Running};
 use http::{Address, Server};
-use task::{Asks, Task};
+use task::{ApiCommand, Task};
 pub(crate) use text::escaped;
 pub(crate) use verify::Verify;
 
@@ -43,51 +43,51 @@ pub(crate) use verify::Verify;
 pub(crate) enum ClientCommand {
     /// Publish events, and see what became of them
     #[command(after_help = EXIT_CODES)]
-    Events(Of<events::Command>),
+    Events(ResourceCommand<events::Command>),
     /// Where a tenant wants its events sent, and how
     #[command(after_help = EXIT_CODES)]
-    Endpoints(Box<Of<endpoints::Command>>),
+    Endpoints(Box<ResourceCommand<endpoints::Command>>),
     /// One event on its way to one endpoint: how it stands, why it waits, every try
     #[command(after_help = EXIT_CODES)]
-    Deliveries(Of<deliveries::Command>),
+    Deliveries(ResourceCommand<deliveries::Command>),
     /// What nobody tries any more
     #[command(after_help = EXIT_CODES)]
-    DeadLetters(Of<deliveries::DeadLetters>),
+    DeadLetters(ResourceCommand<deliveries::DeadLetters>),
     /// Send again what was sent, or missed, before
     #[command(after_help = EXIT_CODES)]
-    Replay(Of<replays::Command>),
+    Replay(ResourceCommand<replays::Command>),
     /// Customers of the people who run Posthaste
     #[command(after_help = EXIT_CODES)]
-    Tenants(Of<tenants::Command>),
+    Tenants(ResourceCommand<tenants::Command>),
     /// The catalogue of event types
     #[command(after_help = EXIT_CODES)]
-    EventTypes(Of<event_types::Command>),
+    EventTypes(ResourceCommand<event_types::Command>),
     /// Who may do what
     #[command(after_help = EXIT_CODES)]
-    Keys(Of<keys::Command>),
+    Keys(ResourceCommand<keys::Command>),
     /// Who changed what, newest first
     #[command(after_help = EXIT_CODES)]
-    Audit(With<overview::Audit>),
+    Audit(SingleCommand<overview::Audit>),
     /// How deliveries have fared
     #[command(after_help = EXIT_CODES)]
-    Stats(With<overview::Stats>),
+    Stats(SingleCommand<overview::Stats>),
     /// A way into the portal for one tenant's people, for a short time
     #[command(after_help = EXIT_CODES)]
-    PortalLink(With<overview::PortalLink>),
+    PortalLink(SingleCommand<overview::PortalLink>),
     /// List and end sessions of the portal
     #[command(after_help = EXIT_CODES)]
-    PortalSessions(Of<portal_sessions::Command>),
+    PortalSessions(ResourceCommand<portal_sessions::Command>),
     /// Try filters out
     #[command(after_help = EXIT_CODES)]
-    Filters(Of<overview::Filters>),
+    Filters(ResourceCommand<overview::Filters>),
     /// The nodes that are alive
     #[command(after_help = EXIT_CODES)]
-    Cluster(With<overview::Cluster>),
+    Cluster(SingleCommand<overview::Cluster>),
 }
 
 /// A resource, with commands of its own.
 #[derive(Args)]
-pub(crate) struct Of<C: Subcommand> {
+pub(crate) struct ResourceCommand<C: Subcommand> {
     #[command(flatten)]
     connection: Connection,
     #[command(subcommand)]
@@ -96,7 +96,7 @@ pub(crate) struct Of<C: Subcommand> {
 
 /// A command by itself.
 #[derive(Args)]
-pub(crate) struct With<A: Args> {
+pub(crate) struct SingleCommand<A: Args> {
     #[command(flatten)]
     connection: Connection,
     #[command(flatten)]
@@ -201,7 +201,7 @@ fn ended(result: Result<(), Failure>) -> ExitCode {
     }
 }
 
-fn ask(connection: &Connection, command: impl Asks) -> Result<(), Failure> {
+fn ask(connection: &Connection, command: impl ApiCommand) -> Result<(), Failure> {
     let task: Task = command.task()?;
     let mut server = connection.server(&settings::of_client(&Flags::default()))?;
     if let Some(question) = &task.question {

@@ -2,12 +2,12 @@
 
 use clap::{Args, Subcommand};
 
+use super::body::BodyBuilder;
 use super::failure::Failure;
-use super::given::Given;
 use super::http::Request;
 use super::operations::{CREATE_PORTAL_LINK, LIST_AUDIT, READ_CLUSTER, READ_STATS, TEST_FILTER};
 use super::table::{Cell, Column};
-use super::task::{Asks, Page, Shown, Task, Watch};
+use super::task::{ApiCommand, Page, Shown, Task, Watch};
 
 #[derive(Args)]
 pub(crate) struct Audit {
@@ -41,7 +41,7 @@ const AUDIT_COLUMNS: &[Column] = &[
     Column("TENANT", Cell::Id("/tenant")),
 ];
 
-impl Asks for Audit {
+impl ApiCommand for Audit {
     fn task(self) -> Result<Task, Failure> {
         let request = Request::to(&LIST_AUDIT)
             .with("tenant", self.tenant)
@@ -66,7 +66,7 @@ pub(crate) struct Stats {
     watch: Watch,
 }
 
-impl Asks for Stats {
+impl ApiCommand for Stats {
     fn task(self) -> Result<Task, Failure> {
         let request = Request::to(&READ_STATS).with("tenant", self.tenant).with("from", self.from).with("to", self.to);
         Ok(Task::record(request).watching(self.watch))
@@ -84,9 +84,9 @@ pub(crate) struct PortalLink {
     expires_in_seconds: Option<u64>,
 }
 
-impl Asks for PortalLink {
+impl ApiCommand for PortalLink {
     fn task(self) -> Result<Task, Failure> {
-        let body = Given::begin(None)?
+        let body = BodyBuilder::begin(None)?
             .value("tenant", Some(self.tenant))
             .list("permissions", &self.permissions)
             .value("expires_in_seconds", self.expires_in_seconds);
@@ -108,10 +108,10 @@ pub(crate) enum Filters {
     },
 }
 
-impl Asks for Filters {
+impl ApiCommand for Filters {
     fn task(self) -> Result<Task, Failure> {
         let Filters::Test { filter, event } = self;
-        let body = Given::begin(None)?.json("filter", Some(&filter))?.json("event", Some(&event))?;
+        let body = BodyBuilder::begin(None)?.json("filter", Some(&filter))?.json("event", Some(&event))?;
         Ok(Task::record(Request::to(&TEST_FILTER).body(body.write())))
     }
 }
@@ -122,7 +122,7 @@ pub(crate) struct Cluster {
     watch: Watch,
 }
 
-impl Asks for Cluster {
+impl ApiCommand for Cluster {
     fn task(self) -> Result<Task, Failure> {
         Ok(Task::record(Request::to(&READ_CLUSTER)).watching(self.watch))
     }

@@ -6,7 +6,7 @@ use super::failure::Failure;
 use super::http::Request;
 use super::operations::{END_PORTAL_SESSION, END_PORTAL_SESSIONS, LIST_PORTAL_SESSIONS};
 use super::table::{Cell, Column};
-use super::task::{Asks, Page, Shown, Task};
+use super::task::{ApiCommand, Page, Shown, Task};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -43,7 +43,7 @@ const COLUMNS: &[Column] = &[
     Column("EXPIRES", Cell::Time("/expires_at")),
 ];
 
-impl Asks for Command {
+impl ApiCommand for Command {
     fn task(self) -> Result<Task, Failure> {
         Ok(match self {
             Command::List { tenant, key, page } => {

@@ -3,12 +3,12 @@
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
+use super::body::BodyBuilder;
 use super::failure::Failure;
-use super::given::Given;
 use super::http::Request;
 use super::operations::{CANCEL_REPLAY, CREATE_REPLAY, LIST_REPLAYS, SHOW_REPLAY};
 use super::table::{Cell, Column, plain};
-use super::task::{Asks, Page, Task, Watch};
+use super::task::{ApiCommand, Page, Task, Watch};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
@@ -101,11 +101,11 @@ fn has_ended(replay: &Value) -> bool {
     replay["state"].as_str().is_some_and(|state| state != "running")
 }
 
-impl Asks for Command {
+impl ApiCommand for Command {
     fn task(self) -> Result<Task, Failure> {
         Ok(match self {
             Command::Create(new) => {
-                let body = Given::begin(new.from_json.as_deref())?
+                let body = BodyBuilder::begin(new.from_json.as_deref())?
                     .value("reason", new.reason)
                     .value("tenant", new.tenant)
                     .value("endpoint", new.endpoint)

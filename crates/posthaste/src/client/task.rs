@@ -51,7 +51,7 @@ pub(super) enum Shown {
 }
 
 /// Every command is one of these.
-pub(super) trait Asks {
+pub(super) trait ApiCommand {
     fn task(self) -> Result<Task, Failure>;
 }
 
@@ -198,7 +198,7 @@ async fn list(
 
 /// On a terminal the picture is drawn again; elsewhere what has changed is added.
 async fn watch(server: &mut Server, request: &Request, task: &Task, output: &mut Output) -> Result<(), Failure> {
-    let mut told = Told::default();
+    let mut told = WatchState::default();
     let mut has_failed = false;
     let mut is_first = true;
     loop {
@@ -231,14 +231,14 @@ async fn watch(server: &mut Server, request: &Request, task: &Task, output: &mut
 
 /// What was written when it was last looked.
 #[derive(Default)]
-struct Told {
+struct WatchState {
     rows: HashMap<String, String>,
     lines: Vec<String>,
     widths: Widths,
     has_titles: bool,
 }
 
-impl Told {
+impl WatchState {
     fn list(&mut self, answer: &Answer, columns: &'static [Column], output: &mut Output) -> Result<(), Failure> {
         let page: Listed = understood(answer)?;
         let cells = output.cells(columns, &page.data)?;

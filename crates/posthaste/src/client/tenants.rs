@@ -2,12 +2,12 @@
 
 use clap::{Args, Subcommand};
 
+use super::body::{BodyBuilder, rate_limit};
 use super::failure::Failure;
-use super::given::{Given, rate_limit};
 use super::http::Request;
 use super::operations::{DELETE_TENANT, LIST_TENANTS, PATCH_TENANT, PUT_TENANT, SHOW_TENANT};
 use super::table::{Cell, Column, plain};
-use super::task::{Asks, Page, Shown, Task, Watch};
+use super::task::{ApiCommand, Page, Shown, Task, Watch};
 use super::{IfMatch, quoted};
 
 #[derive(Subcommand)]
@@ -84,8 +84,8 @@ pub(crate) struct Fields {
 }
 
 impl Fields {
-    fn given(&self) -> Result<Given, Failure> {
-        Ok(Given::begin(self.from_json.as_deref())?
+    fn given(&self) -> Result<BodyBuilder, Failure> {
+        Ok(BodyBuilder::begin(self.from_json.as_deref())?
             .value("weight", self.weight)
             .value("max_in_flight", self.max_in_flight)
             .value("rate_limit", self.rate_limit.as_deref().map(rate_limit).transpose()?)
@@ -107,7 +107,7 @@ const COLUMNS: &[Column] = &[
     Column("CREATED", Cell::Time("/created_at")),
 ];
 
-impl Asks for Command {
+impl ApiCommand for Command {
     fn task(self) -> Result<Task, Failure> {
         Ok(match self {
             Command::List { page } => Task::list(Request::to(&LIST_TENANTS), &page, COLUMNS),

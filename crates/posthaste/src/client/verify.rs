@@ -13,8 +13,8 @@ use posthaste_signing::{HexSecret, Key, PublicKey, Received, Secret, SigningKey,
 use serde_json::{Value, json};
 
 use super::EXIT_CODES;
+use super::body::{file_or_stdin, input};
 use super::failure::Failure;
-use super::given::{file_or_stdin, input};
 use super::text::escaped;
 
 #[derive(Args)]

@@ -31,7 +31,7 @@ use crate::scratch::Scratch;
 use crate::serve::Server;
 use crate::settings::Settings;
 
-use receiver::{Arrival, Desk, Mood};
+use receiver::{Arrival, Behaviour, ReceiverHandle};
 use view::{Row, View};
 
 /// Everything is on this machine; whatever takes longer than this is broken.
@@ -77,7 +77,7 @@ async fn show(scratch: &Scratch, server: &Server, view: View, span: Option<Durat
     println!("Posthaste {} demo: one event, from publishing to a verified webhook\n", env!("CARGO_PKG_VERSION"));
     let cast = cast(Timestamp::now());
     let (arrived, mut arrivals) = mpsc::unbounded_channel();
-    let desk = Desk::new(cast.iter().map(|role| (role.name, role.mood)).collect(), arrived);
+    let desk = ReceiverHandle::new(cast.iter().map(|role| (role.name, role.mood)).collect(), arrived);
     let receiver = listen(desk.router()).await?;
     let api = Api::new(server.address, server.admin_key.0.clone());
     println!("  server      http://{}, storing in {}", server.address, scratch.path().display());
@@ -105,7 +105,7 @@ async fn show(scratch: &Scratch, server: &Server, view: View, span: Option<Durat
 struct Role {
     name: &'static str,
     story: String,
-    mood: Mood,
+    mood: Behaviour,
     /// What is said about it beside its URL.
     policies: Value,
 }
@@ -118,32 +118,32 @@ fn cast(now: Timestamp) -> Vec<Role> {
         json!({"strategy": "schedule", "delays_seconds": [2, 3, 5, 8, 13, 21, 34], "jitter_percent": 20, "max_attempts": 8});
     let role = |name, story: &str, mood, policies| Role { name, story: story.to_owned(), mood, policies };
     vec![
-        role("healthy", "answers at once", Mood::Healthy, json!({})),
-        role("flaky", "says 503 every third time", Mood::Flaky, json!({"retry": retry})),
-        role("slow", "takes 1.5 s, two at a time", Mood::Slow(Duration::from_millis(1500)), json!({"max_in_flight": 2})),
+        role("healthy", "answers at once", Behaviour::Healthy, json!({})),
+        role("flaky", "says 503 every third time", Behaviour::Flaky, json!({"retry": retry})),
+        role("slow", "takes 1.5 s, two at a time", Behaviour::Slow(Duration::from_millis(1500)), json!({"max_in_flight": 2})),
         role(
             "limited",
             "wants 30 a minute, 5 at once",
-            Mood::Healthy,
+            Behaviour::Healthy,
             json!({"rate_limit": {"max_per_minute": 30, "burst_capacity": 5}}),
         ),
         role(
             "quiet",
             &format!("wants quiet from {start} to {end} UTC"),
-            Mood::Healthy,
+            Behaviour::Healthy,
             json!({"delivery_schedule": {"timezone": "UTC", "quiet_hours": [{"start": start, "end": end}]}}),
         ),
         role(
             "failing",
             &format!("is down for the first {} s", DOWN_FOR.as_secs()),
-            Mood::DownFor(DOWN_FOR),
+            Behaviour::DownFor(DOWN_FOR),
             json!({"retry": retry, "circuit": {"failure_threshold": 5, "probe_interval_seconds": 5}}),
         ),
     ]
 }
 
 /// Answers its id.
-async fn make_endpoint(api: &Api, receiver: SocketAddr, desk: &Desk, role: &Role) -> anyhow::Result<String> {
+async fn make_endpoint(api: &Api, receiver: SocketAddr, desk: &ReceiverHandle, role: &Role) -> anyhow::Result<String> {
     let mut endpoint = json!({
         "url": format!("http://{receiver}/webhooks/{}", role.name),
         "tenant": "acme",

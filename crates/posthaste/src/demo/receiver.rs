@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 
 /// How a receiver behaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Mood {
+pub(super) enum Behaviour {
     Healthy,
     /// Says 503 to every third request.
     Flaky,
@@ -40,23 +40,23 @@ impl Arrival {
 }
 
 #[derive(Clone)]
-pub(super) struct Desk {
+pub(super) struct ReceiverHandle {
     began: Instant,
-    moods: Arc<Vec<(&'static str, Mood)>>,
-    known: Arc<Mutex<BTreeMap<&'static str, Known>>>,
+    moods: Arc<Vec<(&'static str, Behaviour)>>,
+    known: Arc<Mutex<BTreeMap<&'static str, ReceiverState>>>,
     arrivals: mpsc::UnboundedSender<Arrival>,
 }
 
 /// What a receiver has been told, and has seen.
 #[derive(Default)]
-struct Known {
+struct ReceiverState {
     secret: Option<Secret>,
     requests: u64,
 }
 
-impl Desk {
-    pub(super) fn new(moods: Vec<(&'static str, Mood)>, arrivals: mpsc::UnboundedSender<Arrival>) -> Desk {
-        Desk { began: Instant::now(), moods: Arc::new(moods), known: Arc::default(), arrivals }
+impl ReceiverHandle {
+    pub(super) fn new(moods: Vec<(&'static str, Behaviour)>, arrivals: mpsc::UnboundedSender<Arrival>) -> ReceiverHandle {
+        ReceiverHandle { began: Instant::now(), moods: Arc::new(moods), known: Arc::default(), arrivals }
     }
 
     /// The secret is put in when the endpoint has been made and has shown it.
@@ -70,7 +70,7 @@ impl Desk {
     }
 }
 
-async fn receive(State(desk): State<Desk>, Path(name): Path<String>, headers: HeaderMap, body: Bytes) -> StatusCode {
+async fn receive(State(desk): State<ReceiverHandle>, Path(name): Path<String>, headers: HeaderMap, body: Bytes) -> StatusCode {
     let Some((name, mood)) = desk.moods.iter().copied().find(|(known, _)| *known == name) else {
         return StatusCode::NOT_FOUND;
     };
@@ -82,13 +82,13 @@ async fn receive(State(desk): State<Desk>, Path(name): Path<String>, headers: He
     };
     let status = match mood {
         _ if verified.is_err() => StatusCode::UNAUTHORIZED,
-        Mood::Flaky if requests.is_multiple_of(3) => StatusCode::SERVICE_UNAVAILABLE,
-        Mood::Slow(takes) => {
+        Behaviour::Flaky if requests.is_multiple_of(3) => StatusCode::SERVICE_UNAVAILABLE,
+        Behaviour::Slow(takes) => {
             tokio::time::sleep(takes).await;
             StatusCode::NO_CONTENT
         }
-        Mood::DownFor(span) if desk.began.elapsed() < span => StatusCode::INTERNAL_SERVER_ERROR,
-        Mood::Healthy | Mood::Flaky | Mood::DownFor(_) => StatusCode::NO_CONTENT,
+        Behaviour::DownFor(span) if desk.began.elapsed() < span => StatusCode::INTERNAL_SERVER_ERROR,
+        Behaviour::Healthy | Behaviour::Flaky | Behaviour::DownFor(_) => StatusCode::NO_CONTENT,
     };
     // Nobody may be looking any more; the answer is the same.
     let _ = desk.arrivals.send(Arrival { name, headers, body, status, verified });

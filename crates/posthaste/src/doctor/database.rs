@@ -46,7 +46,7 @@ pub(super) async fn look(settings: &Settings) -> Vec<Finding> {
 fn unusable(error: &Error, remedy: &str) -> Finding {
     match error {
         Error::Unusable(_) | Error::TooNew => Finding::wrong_as_told("database", error),
-        Error::Unavailable(_) | Error::Unknown | Error::Overloaded { .. } | Error::Corrupt { .. } => {
+        Error::Unavailable(_) | Error::CommitInDoubt | Error::Overloaded { .. } | Error::Corrupt { .. } => {
             Finding::wrong("database", error, remedy)
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use posthaste_notify::mail_server::{Looked, Trouble};
+use posthaste_notify::mail_server::{MailError, MailServerInfo};
 
 use super::finding::Finding;
 use crate::serve::mail_server;
@@ -28,7 +28,7 @@ pub(super) async fn look(settings: &Settings) -> Option<Finding> {
     })
 }
 
-fn in_words(looked: Looked) -> &'static str {
+fn in_words(looked: MailServerInfo) -> &'static str {
     match (looked.is_encrypted, looked.is_logged_in) {
         (true, true) => "is encrypted and accepts the login",
         (true, false) => "is encrypted and wants no login",
@@ -37,17 +37,19 @@ fn in_words(looked: Looked) -> &'static str {
     }
 }
 
-fn remedy(trouble: &Trouble) -> &'static str {
+fn remedy(trouble: &MailError) -> &'static str {
     match trouble {
-        Trouble::Unreachable(_) | Trouble::TooSlow(_) => {
+        MailError::Unreachable(_) | MailError::TooSlow(_) => {
             "see the host and the port of smtp_url, and a firewall in between; many networks let nothing out to port 25"
         }
-        Trouble::NoEncryption => "see its port (587 has STARTTLS, 465 wants smtps://); tls=required is what demands it",
-        Trouble::Tls(_) => "see its certificate and the name in smtp_url; an authority of your own goes into extra_roots",
-        Trouble::NoLogin => "leave user and password out of smtp_url, or let it offer PLAIN or LOGIN to this machine",
-        Trouble::LoginRefused { .. } => {
+        MailError::NoEncryption => "see its port (587 has STARTTLS, 465 wants smtps://); tls=required is what demands it",
+        MailError::Tls(_) => "see its certificate and the name in smtp_url; an authority of your own goes into extra_roots",
+        MailError::NoLogin => "leave user and password out of smtp_url, or let it offer PLAIN or LOGIN to this machine",
+        MailError::LoginRefused { .. } => {
             "see user and password in smtp_url; characters such as @ : / % are written as %40 %3A %2F %25"
         }
-        Trouble::Refused { .. } | Trouble::Broken(_) => "see its log, and whether it is a mail server that takes mail from here",
+        MailError::Refused { .. } | MailError::Broken(_) => {
+            "see its log, and whether it is a mail server that takes mail from here"
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use posthaste_relay::{Status, Trouble, status};
+use posthaste_relay::{OutboxError, Status, status};
 
 use super::finding::Finding;
 use crate::serve::outbox_url;
@@ -18,18 +18,18 @@ pub(super) async fn look(settings: &Settings) -> Option<Finding> {
         Ok(status) => Some(judge(&status)),
         // Nobody has spoken of one; and of what is wrong with our own database it was told above.
         Err(trouble) if !is_certain && !trouble.is_of_an_outbox(false) => None,
-        Err(trouble @ Trouble::Unreachable(_)) => {
+        Err(trouble @ OutboxError::Unreachable(_)) => {
             let remedy = "see that it runs, and that --outbox (POSTHASTE_OUTBOX) names it; what is in it waits there";
             Some(Finding::wrong(check, trouble, remedy))
         }
         Err(
-            trouble @ (Trouble::BadUrl(_)
-            | Trouble::NotInstalled
-            | Trouble::NotOurs { .. }
-            | Trouble::TooNew { .. }
-            | Trouble::NotAllowed(_)
-            | Trouble::StillUsed(_)
-            | Trouble::Other(_)),
+            trouble @ (OutboxError::BadUrl(_)
+            | OutboxError::NotInstalled
+            | OutboxError::NotOurs { .. }
+            | OutboxError::TooNew { .. }
+            | OutboxError::NotAllowed(_)
+            | OutboxError::StillUsed(_)
+            | OutboxError::Other(_)),
         ) => Some(Finding::wrong_as_told(check, trouble)),
     }
 }
@@ -53,7 +53,7 @@ fn judge(status: &Status) -> Finding {
 #[cfg(test)]
 mod tests {
     use posthaste_core::time::Timestamp;
-    use posthaste_relay::{FailedRow, Waiting};
+    use posthaste_relay::{FailedRow, OutboxBacklog};
 
     use super::*;
     use crate::doctor::finding::Grade;
@@ -63,7 +63,7 @@ mod tests {
         let status = |rows, lag: Option<u64>, failed| Status {
             schema: "public".to_owned(),
             version: 1,
-            waiting: Waiting { rows, failed: 0, lag: lag.map(Duration::from_secs) },
+            waiting: OutboxBacklog { rows, failed: 0, lag: lag.map(Duration::from_secs) },
             oldest_created_at: None,
             failed,
         };

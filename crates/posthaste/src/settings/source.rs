@@ -183,13 +183,13 @@ impl Together {
 
 /// What was said, before it is understood.
 #[derive(Default, Debug)]
-pub(crate) struct Given {
+pub(crate) struct RawValue {
     values: BTreeMap<&'static str, (String, Origin)>,
 }
 
-impl Given {
-    pub(crate) fn gather(flags: &Flags, variables: impl IntoIterator<Item = (OsString, OsString)>) -> (Given, Mistakes) {
-        let mut given = Given::default();
+impl RawValue {
+    pub(crate) fn gather(flags: &Flags, variables: impl IntoIterator<Item = (OsString, OsString)>) -> (RawValue, Mistakes) {
+        let mut given = RawValue::default();
         let mut mistakes = Mistakes::default();
         let table = table();
         let variables: Vec<(OsString, OsString)> = variables.into_iter().collect();

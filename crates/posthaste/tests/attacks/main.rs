@@ -10,7 +10,7 @@ mod requests;
 use std::path::Path;
 use std::time::Duration;
 
-use posthaste_checker::attack::{self, Attack, Course};
+use posthaste_checker::attack::{self, Attack, Scenario};
 use posthaste_checker::world::Database;
 
 /// What is required holds on a machine of one's own; this one has other tests to run.
@@ -19,7 +19,7 @@ const SLACK: u32 = 5;
 const GROWN_BYTES_MAX: u64 = 100 * 1024 * 1024;
 
 async fn neighbours_see_nothing_of(database: Database) {
-    let course = Course { undisturbed: Duration::from_secs(1), attacked: Duration::from_secs(3) };
+    let course = Scenario { undisturbed: Duration::from_secs(1), attacked: Duration::from_secs(3) };
     let binary = Path::new(env!("CARGO_BIN_EXE_posthaste"));
     let tell = |measured: &attack::Measured| println!("{}", measured.row());
     let all = attack::run(binary, database, course, &Attack::ALL, tell).await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::{Mounted, fails_and_recovers, furnished, is_well, reads_live_and_publishing_is_refused, restart, wait_until};
+use crate::{Mounted, check_and_collect, fails_and_recovers, furnished, reads_live_and_publishing_is_refused, restart, wait_until};
 
 /// Traces only what is harmed.
 const STRACE: [&str; 7] = ["strace", "--seccomp-bpf", "-f", "-qq", "-o", "/dev/null", "-e"];
@@ -21,7 +21,7 @@ async fn f4_a_flush_that_fails_is_never_acknowledged_and_survived_unaided() {
         fails_and_recovers(&world, 100).await;
         publishing.stop().await;
         restart(&mut world).await;
-        let evidence = is_well(&mut world).await;
+        let evidence = check_and_collect(&mut world).await;
         println!("flush {when} failed: {} calls, all is well", evidence.publishes.len());
     }
 }
@@ -36,7 +36,7 @@ async fn f6_no_space_in_the_middle_of_a_write_is_never_acknowledged_and_survived
     fails_and_recovers(&world, 100).await;
     publishing.stop().await;
     restart(&mut world).await;
-    is_well(&mut world).await;
+    check_and_collect(&mut world).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -59,7 +59,7 @@ async fn f5_i38_a_full_disk_is_answered_and_recovered_from_unaided() {
     std::fs::remove_file(&filler).unwrap();
     fails_and_recovers(&world, 50).await;
     publishing.stop().await;
-    is_well(&mut world).await;
+    check_and_collect(&mut world).await;
     world.stop().await.unwrap();
 }
 
@@ -80,7 +80,7 @@ async fn f7_a_limit_on_file_sizes_ends_nothing_and_loses_nothing() {
     // The limit stays for as long as the process does.
     world.note_outage(0);
     restart(&mut world).await;
-    is_well(&mut world).await;
+    check_and_collect(&mut world).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -114,5 +114,5 @@ async fn f10_a_slow_disk_makes_it_slow_and_loses_nothing() {
     let publishing = world.publish(200);
     wait_until("it works", || world.desk.acknowledged_since(0) > 200).await;
     publishing.stop().await;
-    is_well(&mut world).await;
+    check_and_collect(&mut world).await;
 }

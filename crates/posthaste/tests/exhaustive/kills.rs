@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use posthaste_checker::crash::{self, Course};
+use posthaste_checker::crash::{self, Scenario};
 use posthaste_checker::verdict::judge;
 use posthaste_checker::world::Database;
 
@@ -11,7 +11,7 @@ use crate::{furnished, wait_until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i1_kills_under_load_lose_nothing_and_invent_nothing() {
-    let course = Course { seed: 4711, cycles: 8, rate: 200, database: Database::Sqlite };
+    let course = Scenario { seed: 4711, cycles: 8, rate: 200, database: Database::Sqlite };
     let report = crash::run(Path::new(env!("CARGO_BIN_EXE_posthaste")), &course, |_| {}).await.unwrap();
     println!("{}", report.numbers());
     let shown: Vec<String> = report.verdicts.iter().map(ToString::to_string).collect();

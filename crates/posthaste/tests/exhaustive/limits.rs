@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::net::TcpStream;
 
-use crate::{furnished, is_well, wait_until};
+use crate::{check_and_collect, furnished, wait_until};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn f13_i40_without_descriptors_it_sheds_and_recovers_unaided() {
@@ -28,7 +28,7 @@ async fn f13_i40_without_descriptors_it_sheds_and_recovers_unaided() {
     let before = world.desk.count();
     wait_until("it works again", || world.desk.acknowledged_since(before) > 50).await;
     publishing.stop().await;
-    is_well(&mut world).await;
+    check_and_collect(&mut world).await;
     let lines = std::fs::read_to_string(&log).unwrap().lines().count();
     assert!(lines < 500, "it does not fill a disk with complaints: {lines} lines");
     world.stop().await.unwrap();
@@ -94,7 +94,7 @@ async fn f12_i40_under_a_memory_limit_it_stays_below_it_and_loses_nothing() {
     wait_until("200 MB went through", || world.desk.acknowledged_since(0) > 1000).await;
     publishing.stop().await;
     assert!(world.process().unwrap().ended().unwrap().is_none(), "it was not killed for its memory");
-    is_well(&mut world).await;
+    check_and_collect(&mut world).await;
     let resident = world.process().unwrap().resident_bytes().unwrap();
     println!("{} MiB resident, {} MiB at most with all caches", resident >> 20, group.peak_bytes() >> 20);
     assert!(group.peak_bytes() > limit / 8, "it was this group that was used");

@@ -28,7 +28,7 @@ async fn furnished(seed: u64) -> World {
 }
 
 /// After everything has calmed down: nothing is owed, and every promise was kept.
-async fn is_well(world: &mut World) -> Evidence {
+async fn check_and_collect(world: &mut World) -> Evidence {
     assert_eq!(world.settle().await, 0, "everything that was acknowledged arrives");
     let evidence = world.testify().await.unwrap();
     let broken: Vec<String> = judge(&evidence).iter().filter(|verdict| verdict.is_broken()).map(ToString::to_string).collect();

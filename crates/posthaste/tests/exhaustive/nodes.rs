@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use posthaste_checker::receiver::Mood;
+use posthaste_checker::receiver::Behaviour;
 use posthaste_checker::server::signal_group;
 use posthaste_checker::world::World;
 use posthaste_testpg::Server;
 
-use crate::{is_well, wait_until};
+use crate::{check_and_collect, wait_until};
 
 const MASTER_KEY: &str = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=";
 
@@ -37,7 +37,7 @@ async fn i31_i34_a_node_that_is_frozen_for_longer_than_its_lease_is_replaced_and
     wait_until("there are two", || postgres.psql("SELECT count(*) FROM nodes").trim() == "2").await;
     other.furnish_plainly().await.unwrap();
     // Of a slow one something is in flight at every moment.
-    other.make_endpoint(0, Mood::Slow, None).await.unwrap();
+    other.make_endpoint(0, Behaviour::Slow, None).await.unwrap();
     let publishing = other.publish(100);
     wait_until("the first delivers", || other.receiver.hit_count() > 100).await;
     assert_eq!(owned_by_others(&name), "0");
@@ -67,7 +67,7 @@ async fn i31_i34_a_node_that_is_frozen_for_longer_than_its_lease_is_replaced_and
     wait_until("the first notices", is_told).await;
     wait_until("and joins anew", || postgres.psql("SELECT count(*) FROM nodes").trim() == "2").await;
     assert_eq!(owned_by_others(&name), "256");
-    let evidence = is_well(&mut other).await;
+    let evidence = check_and_collect(&mut other).await;
     assert_eq!(postgres.psql(RECORDED), recorded, "what the first had in flight is not recorded by it");
     assert_eq!(other.receiver.hit_count(), hits, "and it sends nothing");
     println!("{} calls, {hits} hits, one node frozen beyond its lease: all is well", evidence.publishes.len());

@@ -8,7 +8,7 @@ use posthaste_checker::draw::Draw;
 use posthaste_checker::server::signal_group;
 use posthaste_checker::world::World;
 
-use crate::{furnished, is_well, wait_until};
+use crate::{check_and_collect, furnished, wait_until};
 
 const CUTS: usize = 10;
 
@@ -84,7 +84,7 @@ async fn i2_power_cuts_under_load_lose_nothing_that_was_acknowledged() {
         world.start(&[]).await.unwrap();
     }
     publishing.stop().await;
-    let evidence = is_well(&mut world).await;
+    let evidence = check_and_collect(&mut world).await;
     println!("{} calls over {CUTS} power cuts, all is well", evidence.publishes.len());
     world.stop().await.unwrap();
 }

@@ -47,7 +47,7 @@ impl World {
     }
 
     /// Publishes, and says whether the changed endpoint has it by the time the other one does.
-    async fn is_held(&mut self) -> (String, bool) {
+    async fn publish_and_check_hold(&mut self) -> (String, bool) {
         let event = self.publish().await;
         self.receiver.wait_for("/other", &event).await;
         let is_held = self.receiver.of("/changed", &event).is_none();
@@ -105,7 +105,7 @@ async fn pause_disable_filter_and_rate_limit(database: Database) {
     let mut wrong = 0;
     for _ in 0..TIMES {
         world.client.post(&world.path("/pause"), Value::Null).await;
-        let (event, is_held) = world.is_held().await;
+        let (event, is_held) = world.publish_and_check_hold().await;
         let resumed = Instant::now();
         world.client.post(&world.path("/resume"), Value::Null).await;
         let arrival = world.receiver.wait_for("/changed", &event).await;
@@ -115,7 +115,7 @@ async fn pause_disable_filter_and_rate_limit(database: Database) {
     let mut unwanted = Vec::new();
     for _ in 0..TIMES {
         world.client.post(&world.path("/disable"), Value::Null).await;
-        let (event, is_held) = world.is_held().await;
+        let (event, is_held) = world.publish_and_check_hold().await;
         wrong += usize::from(!is_held);
         unwanted.push(event);
         world.client.post(&world.path("/enable"), Value::Null).await;
@@ -132,7 +132,7 @@ async fn pause_disable_filter_and_rate_limit(database: Database) {
         world.change(json!({"rate_limit": {"max_per_minute": 1, "burst_capacity": 1}})).await;
         // A new limit allows one request or none; the second event waits for a minute.
         let first = world.publish().await;
-        let (second, is_held) = world.is_held().await;
+        let (second, is_held) = world.publish_and_check_hold().await;
         wrong += usize::from(!is_held && world.receiver.of("/changed", &first).is_some());
         world.change(json!({"rate_limit": "unlimited"})).await;
         world.receiver.wait_for("/changed", &first).await;

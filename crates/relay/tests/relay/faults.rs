@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use posthaste_relay::outbox::{Bounds, Outbox};
-use posthaste_relay::{Options, Trouble, install, uninstall};
+use posthaste_relay::{Options, OutboxError, install, uninstall};
 use posthaste_store::SecretText;
 use posthaste_testpg::{Cut, Proxy};
 
@@ -135,7 +135,7 @@ async fn a_table_that_is_not_there_is_said_to_be_missing_and_found_when_it_is() 
     let world = World::without_outbox(Kept::Sqlite).await;
     let relay = world.relay();
     world.wait_until("it is shown to be of no use", async || world.metric("webhook_outbox_up") == Some(0.0)).await;
-    let told = Trouble::NotInstalled.to_string();
+    let told = OutboxError::NotInstalled.to_string();
     assert!(told.contains("posthaste outbox install"), "{told}");
     install(&world.url).await.unwrap();
     world.sql("SELECT posthaste_publish('a.b', '1')").await;

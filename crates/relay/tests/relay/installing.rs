@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use posthaste_relay::{Installed, Trouble, install, status, uninstall};
+use posthaste_relay::{Installed, OutboxError, install, status, uninstall};
 use posthaste_store::SecretText;
 
 use crate::world::{Kept, World};
@@ -11,7 +11,7 @@ use crate::world::{Kept, World};
 async fn it_may_be_installed_again_and_from_many_places_at_once_and_is_removed_without_a_trace() {
     let world = World::without_outbox(Kept::Sqlite).await;
     let before = world.sql("SELECT count(*) FROM pg_class").await;
-    assert_eq!(status(&world.url).await, Err(Trouble::NotInstalled));
+    assert_eq!(status(&world.url).await, Err(OutboxError::NotInstalled));
     let many: Vec<_> = (0..8)
         .map(|_| {
             tokio::spawn({
@@ -34,10 +34,10 @@ async fn it_may_be_installed_again_and_from_many_places_at_once_and_is_removed_w
     assert!(told.waiting.lag.is_some() && told.oldest_created_at.is_some(), "{told:?}");
 
     let refused = uninstall(&world.url, false).await.unwrap_err();
-    assert!(matches!(&refused, Trouble::StillUsed(why) if why.contains("3 rows wait") && why.contains("--force")), "{refused}");
+    assert!(matches!(&refused, OutboxError::StillUsed(why) if why.contains("3 rows wait") && why.contains("--force")), "{refused}");
     assert_eq!(world.rows().await, 3);
     assert_eq!(uninstall(&world.url, true).await, Ok(3));
-    assert_eq!(uninstall(&world.url, true).await, Err(Trouble::NotInstalled));
+    assert_eq!(uninstall(&world.url, true).await, Err(OutboxError::NotInstalled));
     assert_eq!(world.sql("SELECT count(*) FROM pg_class").await, before);
     assert_eq!(world.sql("SELECT count(*) FROM pg_proc WHERE proname LIKE 'posthaste%'").await, "0");
 }
@@ -83,7 +83,7 @@ async fn it_lives_in_the_schema_of_the_search_path_and_is_called_from_any() {
     let url = format!("{}?options=-c%20search_path%3D%22Odd%5C%20%22%22name%22%22%22", world.url);
     let installed = install(&url).await.unwrap();
     assert_eq!(installed, Installed::Now { schema: "\"Odd \"\"name\"\"\"".to_owned() });
-    assert_eq!(status(&world.url).await, Err(Trouble::NotInstalled), "another search path does not find it");
+    assert_eq!(status(&world.url).await, Err(OutboxError::NotInstalled), "another search path does not find it");
     world.sql("SELECT \"Odd \"\"name\"\"\".posthaste_publish('a.b', '{}')").await;
     let relay = world.relay_with(posthaste_relay::Options { url: SecretText(url.clone()), ..world.options() });
     world.wait_until("it is moved", async || world.events().await.len() == 1).await;
@@ -140,7 +140,7 @@ async fn a_table_of_somebody_else_or_of_a_later_version_is_left_alone() {
     for tried in
         [install(&world.url).await.map(drop), uninstall(&world.url, true).await.map(drop), status(&world.url).await.map(drop)]
     {
-        assert_eq!(tried, Err(Trouble::NotOurs { schema: "public".to_owned() }));
+        assert_eq!(tried, Err(OutboxError::NotOurs { schema: "public".to_owned() }));
     }
     world.sql("DROP TABLE posthaste_outbox").await;
     install(&world.url).await.unwrap();
@@ -148,6 +148,6 @@ async fn a_table_of_somebody_else_or_of_a_later_version_is_left_alone() {
     for tried in
         [install(&world.url).await.map(drop), uninstall(&world.url, true).await.map(drop), status(&world.url).await.map(drop)]
     {
-        assert_eq!(tried, Err(Trouble::TooNew { version: 2 }));
+        assert_eq!(tried, Err(OutboxError::TooNew { version: 2 }));
     }
 }

@@ -140,8 +140,9 @@ async fn localhost_works_for_whoever_allows_one_of_the_loopbacks() {
     assert_eq!(word(post(&client, &url, LONG).await.outcome), "200");
     // Both are allowed and only one listens.
     assert_eq!(word(post(&crate::receiver::client(), &url, LONG).await.outcome), "200");
-    let nobody = posthaste_sender::Client::new(&posthaste_sender::Options::default()).unwrap();
-    nobody.set_policy(posthaste_sender::Policy { allow_http: true, ..posthaste_sender::Policy::default() });
+    let policy = posthaste_sender::Policy { allow_http: true, ..posthaste_sender::Policy::default() };
+    let nobody =
+        posthaste_sender::Client::new(&posthaste_sender::Options { policy, ..posthaste_sender::Options::default() }).unwrap();
     assert_eq!(word(post(&nobody, &url, LONG).await.outcome), "blocked");
 }
 

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use posthaste_sender::{Client, Options, Policy};
+use posthaste_sender::{Client, Options};
 use tokio::io::AsyncWriteExt;
 use tokio::sync::Semaphore;
 
-use crate::receiver::{LONG, OK, Receiver, SHORT, answering, client, loopback, options, post, read_request, until, word};
+use crate::receiver::{LONG, OK, Receiver, SHORT, answering, client, options, post, read_request, until, word};
 
 #[tokio::test]
 async fn a_connection_is_used_again_and_then_takes_no_time_to_make() {
@@ -210,51 +210,4 @@ async fn an_attempt_that_is_called_off_gives_its_place_back() {
     until("it is under way", || receiver.connections() == 1).await;
     task.abort();
     assert_eq!(word(post(&client, &receiver.url(), LONG).await.outcome), "200");
-}
-
-#[tokio::test]
-async fn i43_a_change_of_policy_closes_what_it_forbids_and_nothing_else() {
-    let client = client();
-    let (first, second) = (answering(OK).await, answering(OK).await);
-    let aside = format!("http://127.0.0.2:{}/", second.address.port());
-    // The second listens on 127.0.0.1 alone, so its other address is refused: only the first is kept.
-    assert_eq!(word(post(&client, &first.url(), LONG).await.outcome), "200");
-    assert_eq!(word(post(&client, &aside, LONG).await.outcome), "connect");
-    assert_eq!(word(post(&client, &second.url(), LONG).await.outcome), "200");
-    assert_eq!(client.idle_connections(), 2);
-    let narrower = Policy { allowed_networks: vec!["127.0.0.1/32".parse().unwrap()], ..loopback() };
-    client.set_policy(narrower);
-    assert_eq!(client.idle_connections(), 2, "both are still permitted");
-    client.set_policy(Policy { allow_http: false, ..loopback() });
-    assert_eq!(client.idle_connections(), 0);
-    assert_eq!(word(post(&client, &first.url(), LONG).await.outcome), "blocked");
-    client.set_policy(Policy { allow_http: true, ..Policy::default() });
-    assert_eq!(word(post(&client, &first.url(), LONG).await.outcome), "blocked");
-    client.set_policy(loopback());
-    assert_eq!(word(post(&client, &first.url(), LONG).await.outcome), "200");
-    assert_eq!(first.connections(), 2);
-}
-
-#[tokio::test]
-async fn i43_a_connection_in_use_is_not_kept_once_the_policy_forbids_it() {
-    let gate = Arc::new(Semaphore::new(0));
-    let at_gate = Arc::clone(&gate);
-    let receiver = Receiver::new(move |mut stream, _| {
-        let gate = Arc::clone(&at_gate);
-        async move {
-            while read_request(&mut stream).await.is_some() {
-                gate.acquire().await.unwrap().forget();
-                stream.write_all(OK).await.unwrap();
-            }
-        }
-    })
-    .await;
-    let client = client();
-    let (posting, url) = (client.clone(), receiver.url());
-    let task = tokio::spawn(async move { post(&posting, &url, LONG).await });
-    until("it is under way", || receiver.connections() == 1).await;
-    client.set_policy(Policy::default());
-    gate.add_permits(1);
-    assert_eq!(word(task.await.unwrap().outcome), "200", "what is under way ends by itself");
-    assert_eq!(client.idle_connections(), 0);
 }

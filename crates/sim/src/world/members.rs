@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use posthaste_core::time::Timestamp;
 use posthaste_engine::{
-    LoopHealth, MembershipCall, MembershipMachine, MembershipNews, MembershipProgress, MembershipReply, RENEWED_EVERY, Wake,
+    Input, LoopHealth, MembershipCall, MembershipMachine, MembershipNews, MembershipProgress, MembershipReply, RENEWED_EVERY,
 };
 use posthaste_store::{Claimed, LEASE, Refusal};
 use rand::RngExt;
@@ -126,21 +126,21 @@ impl World {
         match news {
             None => {}
             Some(MembershipNews::Owns(claimed)) => {
-                let leave_alone = claimed.leave_alone.clone();
-                self.deliver(node, Wake::Owns(claimed))?;
-                self.nodes[node].handed_over.add(&leave_alone);
-                if !leave_alone.is_empty() && !self.nodes[node].asks_soon {
+                let in_flight_elsewhere = claimed.in_flight_elsewhere.clone();
+                self.deliver(node, Input::PartitionsClaimed(claimed))?;
+                self.nodes[node].handed_over.add(&in_flight_elsewhere);
+                if !in_flight_elsewhere.is_empty() && !self.nodes[node].asks_soon {
                     self.nodes[node].asks_soon = true;
                     self.later(Duration::ZERO, Step::AskHandedOver { node, incarnation });
                 }
             }
-            Some(MembershipNews::Ended(_)) => {
+            Some(MembershipNews::LeaveReason(_)) => {
                 self.visit("fault", "lease ended");
                 self.lose(node);
                 self.forget(node);
                 self.nodes[node].member += 1;
                 self.nodes[node].handed_over.clear();
-                self.deliver(node, Wake::LeaseEnded)?;
+                self.deliver(node, Input::LeaseEnded)?;
             }
         }
         // It may have stopped over it.

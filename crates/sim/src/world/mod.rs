@@ -1,19 +1,19 @@
 //! A world from a seed: tenants, endpoints, nodes that die, receivers with moods, and the engine's owners in the middle.
 //!
 //! What runs in production is what runs here: each node is a [`posthaste_engine::Owner`], told of everything by
-//! [`Wake`]s, and every [`Deed`] that it wants done is done by this world. Time is virtual and nothing runs beside anything
+//! [`Input`]s, and every [`Effect`] that it wants done is done by this world. Time is virtual and nothing runs beside anything
 //! else, so that a seed is a whole history. The store is a model (`store.rs`): a question sees one moment and its answer
 //! arrives at a later one, a record is committed at one moment and heard of at another, and a node can die between any two of
 //! them. News of a commit may be lost, in which case a sweep brings it two seconds later. After every step the checker
 //! (`checker.rs`) compares what happened with the promises.
 
+mod clients;
 mod clock;
-mod deeds;
+mod effects;
+mod faults;
 mod members;
-mod people;
 mod receivers;
 mod store;
-mod trouble;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -21,7 +21,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use posthaste_core::admission::{self, Facts, HoldReason, LaneFacts, Standing};
+use posthaste_core::admission::{self, DeliveryStatus, Facts, HoldReason, LaneFacts};
 use posthaste_core::bucket::RateLimit;
 use posthaste_core::delivery::{Outcome, State};
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
@@ -31,8 +31,8 @@ use posthaste_core::scheduler::{Entry, LaneConfig, Limits, TenantConfig};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::{Mode, TimeoutRules};
 use posthaste_engine::{
-    CallFailure, Deed, Errand, HandedOver, Life, MembershipCall, MembershipMachine, MembershipReply, Options, Owner, StoreCall,
-    StoreReply, Sweeper, Wake,
+    CallFailure, Effect, HandedOver, Input, MembershipCall, MembershipMachine, MembershipReply, Options, Owner, OwnerGeneration,
+    SendRef, StoreCall, StoreReply, Sweeper,
 };
 use posthaste_store::{Clock, Partition, partition_of};
 use rand::{RngExt, SeedableRng};
@@ -41,9 +41,9 @@ use rand_chacha::ChaCha8Rng;
 use crate::checker::{Checker, Hit, Violation};
 use crate::draw::{self, Mood};
 
+use clients::{PendingCommand, Publishing, Replay};
 use clock::{Machine, SKEW_MAX_MS};
-use deeds::{Running, turns};
-use people::{Publishing, Question, Replay};
+use effects::{Running, turns};
 use store::{Holding, Kind, Store};
 pub(crate) use store::{Member, Row};
 
@@ -185,7 +185,7 @@ struct Node {
     /// Raised when it joins under another name: when it dies, and when its lease has ended.
     member: u64,
     /// When it is to be asked again, each moment once, as time passes.
-    wakes: BTreeSet<Timestamp>,
+    inputs: BTreeSet<Timestamp>,
     /// Nothing runs there until then.
     frozen_until: Option<Timestamp>,
     /// It freezes when the database has next seen a renewal of its lease, before it hears of that.
@@ -267,14 +267,14 @@ enum Step {
         node: usize,
         incarnation: u64,
         member: u64,
-        wake: Box<Wake>,
+        input: Box<Input>,
     },
     /// A receiver has answered.
     Answer {
         incarnation: u64,
         hit: usize,
-        life: Life,
-        errand: Errand,
+        generation: OwnerGeneration,
+        send: SendRef,
         outcome: Outcome,
     },
     Change,
@@ -288,9 +288,9 @@ enum Step {
     SendNow,
     TestSend,
     Erase,
-    Asked {
-        question: Box<Question>,
-        asked: Box<posthaste_store::Asked>,
+    CommandRequest {
+        question: Box<PendingCommand>,
+        asked: Box<posthaste_store::CommandRequest>,
     },
     Crash,
     /// The store sees a call of a node's membership.
@@ -334,7 +334,7 @@ enum Step {
         node: usize,
         incarnation: u64,
     },
-    Wake {
+    Input {
         node: usize,
     },
     Expire,
@@ -374,12 +374,12 @@ pub(crate) struct World {
     /// Rows whose turn comes at this moment.
     pub(crate) turning: BTreeSet<usize>,
     /// Of those in flight, the ones whose payload is still being read.
-    bodiless: BTreeMap<(Member, DeliveryId), usize>,
+    pending_sends: BTreeMap<(Member, DeliveryId), usize>,
     /// Answered, and not yet decided about.
     answered: BTreeMap<(Member, DeliveryId), Hit>,
     /// Sent, and the record of it is not committed.
     unrecorded: BTreeMap<usize, Member>,
-    questions: Vec<Question>,
+    questions: Vec<PendingCommand>,
     /// When a number was last taken.
     numbered_at: Timestamp,
     store_fails_until: Timestamp,
@@ -465,7 +465,7 @@ impl World {
             nodes: Vec::new(),
             in_flight: BTreeMap::new(),
             turning: BTreeSet::new(),
-            bodiless: BTreeMap::new(),
+            pending_sends: BTreeMap::new(),
             answered: BTreeMap::new(),
             unrecorded: BTreeMap::new(),
             questions: Vec::new(),
@@ -491,7 +491,7 @@ impl World {
                 owner: Some(Owner::new(now, world.options.clone())),
                 incarnation: 0,
                 member: 0,
-                wakes: BTreeSet::new(),
+                inputs: BTreeSet::new(),
                 frozen_until: None,
                 freezes_at_renewal: false,
                 reaches_the_store: false,
@@ -667,10 +667,12 @@ impl World {
             Step::Outage => self.outage(),
             Step::Damage => self.damage(),
             Step::Repair { endpoint } => self.repair(endpoint),
-            Step::Arrives { node, incarnation, member, wake } => self.arrives(node, incarnation, member, *wake)?,
-            Step::Answer { incarnation, hit, life, errand, outcome } => self.answer(incarnation, hit, life, errand, outcome)?,
+            Step::Arrives { node, incarnation, member, input } => self.arrives(node, incarnation, member, *input)?,
+            Step::Answer { incarnation, hit, generation, send, outcome } => {
+                self.answer(incarnation, hit, generation, send, outcome)?
+            }
             Step::Change => self.change(),
-            Step::ConfigurationMoves { node } => self.deliver(node, Wake::ConfigurationMoved)?,
+            Step::ConfigurationMoves { node } => self.deliver(node, Input::ConfigurationChanged)?,
             Step::MoodChanges { endpoint } => {
                 if !self.is_healed {
                     self.endpoints[endpoint].mood = draw::mood(&mut self.random);
@@ -680,7 +682,7 @@ impl World {
             Step::SendNow => self.send_now(),
             Step::TestSend => self.test_send(),
             Step::Erase => self.erase(),
-            Step::Asked { question, asked } => self.asked(*question, *asked)?,
+            Step::CommandRequest { question, asked } => self.asked(*question, *asked)?,
             Step::Crash => self.crash(),
             Step::MemberCalls { node, incarnation, asked_at, call } => self.member_calls(node, incarnation, asked_at, *call),
             Step::MemberReply { node, incarnation, asked_at, reply } => self.member_hears(node, incarnation, asked_at, *reply)?,
@@ -694,8 +696,8 @@ impl World {
             Step::Replay => self.replay(),
             Step::ReplayGoesOn { replay } => self.go_on_with(replay)?,
             Step::Count { node, incarnation } => self.count(node, incarnation)?,
-            Step::Wake { node } => {
-                self.nodes[node].wakes.remove(&self.real);
+            Step::Input { node } => {
+                self.nodes[node].inputs.remove(&self.real);
                 self.pump(node)?;
             }
             Step::Expire => self.expire()?,
@@ -718,24 +720,25 @@ impl World {
         }
         let Node { owner: Some(owner), feed_has_overflowed, .. } = &mut self.nodes[node] else { return Ok(()) };
         if std::mem::take(feed_has_overflowed) {
-            owner.wake(self.now, Wake::FeedOverflowed);
+            owner.handle(self.now, Input::FeedOverflowed);
         }
-        let deeds = owner.next_deeds(self.now);
+        let effects = owner.next_effects(self.now);
         // What was decided about an answer comes before what follows from it.
-        for deed in &deeds {
-            if let Deed::Record { records, .. } = deed {
+        for effect in &effects {
+            if let Effect::Record { records, .. } = effect {
                 let member = (node, self.nodes[node].member);
                 records.iter().try_for_each(|record| self.decided(member, record))?;
             }
         }
         // What was given back before it was sent has freed its slot.
         let member = (node, self.nodes[node].member);
-        for delivery in self.bodiless.keys().filter(|(by, _)| *by == member).map(|(_, delivery)| *delivery).collect::<Vec<_>>() {
+        for delivery in self.pending_sends.keys().filter(|(by, _)| *by == member).map(|(_, delivery)| *delivery).collect::<Vec<_>>()
+        {
             self.drop_given_up(node, member, delivery);
         }
         // What goes at the same moment overtakes nobody.
-        self.turning = deeds.iter().flat_map(turns).collect();
-        self.perform_all(node, deeds)?;
+        self.turning = effects.iter().flat_map(turns).collect();
+        self.perform_all(node, effects)?;
         let Some(owner) = self.nodes[node].owner.as_ref() else { return Ok(()) };
         let wakes_at = owner.wake_at();
         for (number, endpoint) in self.endpoints.iter().enumerate() {
@@ -747,9 +750,9 @@ impl World {
             }
         }
         if let Some(after) = wakes_at.map(|at| at.since(self.now))
-            && self.nodes[node].wakes.insert(self.real + after)
+            && self.nodes[node].inputs.insert(self.real + after)
         {
-            self.later(after, Step::Wake { node });
+            self.later(after, Step::Input { node });
         }
         self.hear_answers()?;
         let is_at_rest = self.nodes[node].owner.as_ref().is_some_and(Owner::is_at_rest);
@@ -786,7 +789,7 @@ impl World {
             let what = format!("at {}: what a node keeps of its lanes is out of bounds", self.now.to_rfc3339());
             return Err(Violation { promise: "I40", what });
         }
-        let shown = owner.shown(self.now, endpoint.id);
+        let shown = owner.lane_snapshot(self.now, endpoint.id);
         let config = &endpoint.config;
         let lane = shown.as_ref().map_or(LaneFacts::of(config.status), |shown| LaneFacts {
             status: config.status,
@@ -811,22 +814,23 @@ impl World {
         };
         let standing = admission::explain(self.now, &facts);
         // A moment ago it may have been held by something that has ended by itself.
-        let was_held = standing == Standing::Pending
-            && matches!(admission::explain(self.now - Duration::from_secs(10), &facts), Standing::Held { .. });
+        let was_held = standing == DeliveryStatus::Pending
+            && matches!(admission::explain(self.now - Duration::from_secs(10), &facts), DeliveryStatus::Held { .. });
         let name = match standing {
-            Standing::Pending => "pending".to_owned(),
-            Standing::Delivering => "delivering".to_owned(),
-            Standing::Held { reason, .. } => format!("held: {}", reason.name()),
-            Standing::Delivered { .. } => "delivered".to_owned(),
-            Standing::Dead { reason, .. } => format!("dead: {}", reason.name()),
-            Standing::Cancelled { reason, .. } => format!("cancelled: {}", reason.name()),
+            DeliveryStatus::Pending => "pending".to_owned(),
+            DeliveryStatus::Delivering => "delivering".to_owned(),
+            DeliveryStatus::Held { reason, .. } => format!("held: {}", reason.name()),
+            DeliveryStatus::Delivered { .. } => "delivered".to_owned(),
+            DeliveryStatus::Dead { reason, .. } => format!("dead: {}", reason.name()),
+            DeliveryStatus::Cancelled { reason, .. } => format!("cancelled: {}", reason.name()),
         };
         // What an owner before has in flight takes slots until its deadline, and a moment ago still did.
         let was_awaited = self.store.promised.iter().any(|(seq, promised)| {
             let other = &self.store.rows[store::row_number(*seq)];
             other.partition == row.partition && self.now < promised.until + Duration::from_secs(10)
         });
-        let concurrency = was_held || was_awaited || matches!(standing, Standing::Held { reason: HoldReason::Concurrency, .. });
+        let concurrency =
+            was_held || was_awaited || matches!(standing, DeliveryStatus::Held { reason: HoldReason::Concurrency, .. });
         self.visit("standing", &name);
         let mut checker = std::mem::take(&mut self.checker);
         let verdict = checker.seen(self, number, standing, concurrency);
@@ -862,7 +866,7 @@ impl World {
                 continue;
             }
             let owner = self.nodes[node].owner.as_ref().expect("it is well");
-            let shown = owner.shown(now, self.endpoints[row.endpoint].id);
+            let shown = owner.lane_snapshot(now, self.endpoints[row.endpoint].id);
             if shown.is_some_and(|shown| shown.in_flight.contains(&row.delivery)) {
                 let what = format!("row {number} at {}: recorded at {} by the owner before", now.to_rfc3339(), at.to_rfc3339());
                 return Err(Violation { promise: "I33", what });

@@ -5,7 +5,7 @@ use std::time::Duration;
 use posthaste_core::delivery::{NoConnection, Outcome, Silence, Timings};
 use posthaste_core::id::AttemptId;
 use posthaste_core::plant::{self, Plant};
-use posthaste_engine::{Errand, Life, Sending, Wake};
+use posthaste_engine::{Input, OwnerGeneration, SendRef, SendRequest};
 use posthaste_store::AttemptRecord;
 use rand::RngExt;
 
@@ -42,16 +42,16 @@ impl World {
         self.has_lease(node) || plant::is(Plant::FrozenNodeGoesOn)
     }
 
-    pub(super) fn send(&mut self, node: usize, sending: Sending) -> Result<(), Violation> {
-        let Sending { life, errand, number: attempt, event, target, timeout, due: _, trace: _ } = sending;
+    pub(super) fn send(&mut self, node: usize, sending: SendRequest) -> Result<(), Violation> {
+        let SendRequest { generation, send, number: attempt, event, target, timeout, due: _, trace: _ } = sending;
         let (incarnation, member) = (self.nodes[node].incarnation, self.nodes[node].member);
         let goes = self.may_send(node);
-        let endpoint = endpoint_number(errand.endpoint);
-        if errand.is_test {
-            return self.send_test(node, life, errand, goes);
+        let endpoint = endpoint_number(send.endpoint);
+        if send.is_test {
+            return self.send_test(node, generation, send, goes);
         }
-        let row = number_of_delivery(errand.delivery);
-        let waiting = self.bodiless.remove(&((node, member), errand.delivery));
+        let row = number_of_delivery(send.delivery);
+        let waiting = self.pending_sends.remove(&((node, member), send.delivery));
         if !goes {
             self.visit("fault", "not sent because the lease has ended");
             if let Some(hit) = waiting.and_then(|number| self.in_flight.remove(&number))
@@ -60,7 +60,7 @@ impl World {
                 self.checker.unsendable(endpoint, hit.is_probe, self.now, &self.endpoints[endpoint].config.circuit);
             }
             let delay = self.soon(3);
-            self.later(delay, Step::Arrives { node, incarnation, member, wake: Box::new(Wake::NotSent { life, errand }) });
+            self.later(delay, Step::Arrives { node, incarnation, member, input: Box::new(Input::NotSent { generation, send }) });
             return Ok(());
         }
         let number = match waiting {
@@ -78,14 +78,14 @@ impl World {
         verdict?;
         self.unrecorded.insert(row, (node, member));
         let (takes, outcome) = self.receive(endpoint, timeout);
-        self.later(takes, Step::Answer { incarnation, hit: number, life, errand, outcome });
+        self.later(takes, Step::Answer { incarnation, hit: number, generation, send, outcome });
         Ok(())
     }
 
     /// Somebody tries an endpoint out. It passes every hold but the bucket.
-    fn send_test(&mut self, node: usize, life: Life, errand: Errand, goes: bool) -> Result<(), Violation> {
+    fn send_test(&mut self, node: usize, generation: OwnerGeneration, send: SendRef, goes: bool) -> Result<(), Violation> {
         let (incarnation, member, endpoint) =
-            (self.nodes[node].incarnation, self.nodes[node].member, endpoint_number(errand.endpoint));
+            (self.nodes[node].incarnation, self.nodes[node].member, endpoint_number(send.endpoint));
         self.visit("edge", "test-send");
         let mut checker = std::mem::take(&mut self.checker);
         let verdict = checker.test_send(self, endpoint);
@@ -93,8 +93,8 @@ impl World {
         verdict?;
         let (takes, outcome) = self.receive(endpoint, Duration::from_secs(10));
         let attempt = Box::new(self.attempt(1, outcome, takes, Duration::from_secs(10)));
-        let wake = if goes { Wake::Answered { life, errand, attempt } } else { Wake::NotSent { life, errand } };
-        self.later(takes, Step::Arrives { node, incarnation, member, wake: Box::new(wake) });
+        let input = if goes { Input::AttemptFinished { generation, send, attempt } } else { Input::NotSent { generation, send } };
+        self.later(takes, Step::Arrives { node, incarnation, member, input: Box::new(input) });
         Ok(())
     }
 
@@ -123,8 +123,8 @@ impl World {
         &mut self,
         incarnation: u64,
         number: usize,
-        life: Life,
-        errand: Errand,
+        generation: OwnerGeneration,
+        send: SendRef,
         outcome: Outcome,
     ) -> Result<(), Violation> {
         let hit = self.in_flight.remove(&number).expect("in flight until answered");
@@ -134,17 +134,17 @@ impl World {
         verdict?;
         let (node, member) = hit.member;
         let attempt = Box::new(self.attempt(hit.attempt, outcome, self.real.since(hit.started), hit.timeout));
-        let wake = Wake::Answered { life, errand, attempt };
+        let input = Input::AttemptFinished { generation, send, attempt };
         if self.nodes[node].incarnation == incarnation && self.nodes[node].member == member {
-            self.answered.insert((hit.member, errand.delivery), hit);
+            self.answered.insert((hit.member, send.delivery), hit);
         }
         if let Some(thaw) = self.nodes[node].frozen_until {
             self.visit("fault", "answer to a frozen node");
             let after = thaw.since(self.real);
-            self.later(after, Step::Arrives { node, incarnation, member, wake: Box::new(wake) });
+            self.later(after, Step::Arrives { node, incarnation, member, input: Box::new(input) });
             return Ok(());
         }
-        self.arrives(node, incarnation, member, wake)
+        self.arrives(node, incarnation, member, input)
     }
 
     fn attempt(&mut self, number: u32, outcome: Outcome, response_time: Duration, timeout: Duration) -> AttemptRecord {

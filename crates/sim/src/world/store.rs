@@ -14,14 +14,15 @@ use posthaste_core::endpoint::{Endpoint as Said, MaxInFlight, Override, PolicyOv
 use posthaste_core::event::{Event, EventType};
 use posthaste_core::id::{DeliveryId, EndpointId};
 use posthaste_core::plant::{self, Plant};
-use posthaste_core::retention::{Keeping, Standing};
-use posthaste_core::scheduler::{Class, Entry, LaneConfig, LaneMemory, Seq, Want};
+use posthaste_core::retention::{Keeping, RetentionStatus};
+use posthaste_core::scheduler::{Class, Entry, LaneConfig, LaneMemory, Seq, WindowQuery};
 use posthaste_core::tenant::Tenant as SaidOfTenant;
 use posthaste_core::text::OrderingKey;
 use posthaste_core::time::Timestamp;
 use posthaste_store::{
-    AttemptRecord, Body, BodyError, Claimed, DeliveryRow, Epoch, Error, HandedOver, LaneState, LeaveAlone, Overdue, OverdueReason,
-    Partition, Record, Recorded, RecordedAs, StatisticsStep, StoredEndpoint, StoredTenant, Swept, TakenUp, WindowRows,
+    AttemptRecord, Body, BodyError, Claimed, DeliveryChange, DeliveryRow, EndpointBundle, Epoch, Error, HandedOver,
+    InFlightElsewhere, LaneState, Overdue, OverdueReason, Partition, Record, RecordResult, StatisticsStep, StoredEndpoint,
+    StoredTenant, SweepPage, WindowRows,
 };
 
 use super::{Endpoint, Tenant};
@@ -75,11 +76,11 @@ impl Row {
     }
 
     /// What retention goes by.
-    pub(crate) fn kept_as(&self) -> Standing {
+    pub(crate) fn kept_as(&self) -> RetentionStatus {
         match self.state {
-            State::Waiting { due } => Standing::Waiting { due },
-            State::Dead { at, .. } => Standing::Dead { at },
-            State::Delivered { at } | State::Cancelled { at, .. } => Standing::Ended { at },
+            State::Waiting { due } => RetentionStatus::Waiting { due },
+            State::Dead { at, .. } => RetentionStatus::Dead { at },
+            State::Delivered { at } | State::Cancelled { at, .. } => RetentionStatus::Ended { at },
         }
     }
 
@@ -124,7 +125,7 @@ pub(crate) struct Promised {
 
 /// What came of a record.
 pub(crate) struct Committed {
-    pub(crate) result: RecordedAs,
+    pub(crate) result: RecordResult,
     /// It was written by whoever had promised to, after another owner had taken over.
     pub(crate) is_late: bool,
     /// What is written was not this writer's to write.
@@ -226,7 +227,7 @@ impl Store {
         self.open.remove(&self.rows[number].seq);
     }
 
-    fn has_ended(&mut self, number: usize) {
+    fn mark_ended(&mut self, number: usize) {
         let row = &self.rows[number];
         let backlog = &mut self.backlogs[row.endpoint];
         backlog.rows.remove(&number);
@@ -244,7 +245,7 @@ impl Store {
     pub(crate) fn delete(&mut self, number: usize) {
         self.rows[number].is_committed = false;
         self.attempts.remove(&number);
-        self.has_ended(number);
+        self.mark_ended(number);
     }
 
     /// The last row that is committed.
@@ -273,12 +274,12 @@ impl Store {
     }
 
     /// Endpoints that have something waiting among so many rows behind this one, and where to go on.
-    pub(crate) fn sweep(&self, after: Seq, limit: usize, endpoints: &[Endpoint]) -> Swept {
+    pub(crate) fn sweep(&self, after: Seq, limit: usize, endpoints: &[Endpoint]) -> SweepPage {
         let from = usize::try_from(after).unwrap_or(usize::MAX).min(self.rows.len());
         let to = from.saturating_add(limit).min(self.rows.len());
         let found: BTreeSet<usize> = self.rows[from..to].iter().filter(|row| row.due().is_some()).map(|row| row.endpoint).collect();
         let next = Some(to as Seq).filter(|_| to < self.rows.len());
-        Swept { endpoints: found.into_iter().map(|number| endpoints[number].id).collect(), highest: self.last_seq(), next }
+        SweepPage { endpoints: found.into_iter().map(|number| endpoints[number].id).collect(), highest: self.last_seq(), next }
     }
 
     /// Which of these an owner before may still record.
@@ -291,24 +292,24 @@ impl Store {
     }
 
     /// The first rows of a queue at this moment, in its order.
-    pub(crate) fn window(&self, reader: usize, endpoint: usize, want: &Want, limit: usize) -> WindowRows {
+    pub(crate) fn window(&self, reader: usize, endpoint: usize, want: &WindowQuery, limit: usize) -> WindowRows {
         let waiting = || self.waiting(endpoint).map(|(_, row)| row).filter(|row| row.key.is_none());
         let keys = self.backlogs.get(endpoint).map(|backlog| &backlog.keys);
         let head = |rows: &BTreeSet<usize>| &self.rows[*rows.first().expect("a key without rows is removed")];
         let mut rows: Vec<&Row> = match want {
-            Want::Fresh(class) => waiting().filter(|row| !row.is_later && row.class == *class).collect(),
-            Want::Later(class) => waiting().filter(|row| row.is_later && row.class == *class).collect(),
-            Want::Heads { after } => {
+            WindowQuery::Fresh(class) => waiting().filter(|row| !row.is_later && row.class == *class).collect(),
+            WindowQuery::Later(class) => waiting().filter(|row| row.is_later && row.class == *class).collect(),
+            WindowQuery::Heads { after } => {
                 let from = after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
                 let behind = keys.into_iter().flat_map(|keys| keys.range::<OrderingKey, _>((from, Bound::Unbounded)));
                 behind.take(limit + 1).map(|(_, rows)| head(rows)).collect()
             }
-            Want::Head(key) => keys.and_then(|keys| keys.get(key)).map(head).into_iter().collect(),
+            WindowQuery::Head(key) => keys.and_then(|keys| keys.get(key)).map(head).into_iter().collect(),
         };
         match want {
-            Want::Fresh(_) => rows.sort_by_key(|row| (row.timestamp, row.seq)),
-            Want::Later(_) => rows.sort_by_key(|row| (row.due(), row.seq)),
-            Want::Heads { .. } | Want::Head(_) => {}
+            WindowQuery::Fresh(_) => rows.sort_by_key(|row| (row.timestamp, row.seq)),
+            WindowQuery::Later(_) => rows.sort_by_key(|row| (row.due(), row.seq)),
+            WindowQuery::Heads { .. } | WindowQuery::Head(_) => {}
         }
         let more = rows.len() > limit;
         rows.truncate(limit);
@@ -336,9 +337,9 @@ impl Store {
         behind.filter(|(number, _)| self.has_work(*number)).map(|(_, endpoint)| endpoint.id).take(limit).collect()
     }
 
-    pub(crate) fn take_up(&self, endpoint: usize, endpoints: &[Endpoint], tenants: &[Tenant]) -> TakenUp {
+    pub(crate) fn load_endpoints(&self, endpoint: usize, endpoints: &[Endpoint], tenants: &[Tenant]) -> EndpointBundle {
         let tenant = &tenants[endpoints[endpoint].tenant];
-        TakenUp {
+        EndpointBundle {
             endpoint: stored_endpoint(&endpoints[endpoint], tenant),
             tenant: Some(stored_tenant(tenant)),
             lane: self.lanes.get(&endpoint).cloned(),
@@ -415,20 +416,20 @@ impl Store {
         let holding = self.partitions[&record.partition];
         let refused = |result| Committed { result, is_late: false, is_forbidden: false, disables: false };
         let seq = match &record.recorded {
-            Recorded::Attempt { seq, .. } | Recorded::Moved { seq, .. } => Some(*seq),
-            Recorded::Nothing => None,
+            DeliveryChange::Attempt { seq, .. } | DeliveryChange::Moved { seq, .. } => Some(*seq),
+            DeliveryChange::Nothing => None,
         };
         let is_owner = holding.epoch == record.epoch && holding.owner.is_some();
         let promised = seq.and_then(|seq| self.promised.get(&seq).copied());
         let is_promised = promised.is_some_and(|promised| promised.epoch == record.epoch && self.is_awaited(now, &promised));
         if !is_owner && !is_promised && !plant::is(Plant::OldEpochIsRecorded) {
-            return refused(RecordedAs::NotOwner);
+            return refused(RecordResult::NotOwner);
         }
         match &record.recorded {
-            Recorded::Attempt { seq, attempt, state } => {
+            DeliveryChange::Attempt { seq, attempt, state } => {
                 let row = &mut self.rows[row_number(*seq)];
                 if row.due().is_none() || row.attempts + 1 != attempt.number {
-                    return refused(RecordedAs::MovedOn);
+                    return refused(RecordResult::MovedOn);
                 }
                 row.state = *state;
                 row.attempts = attempt.number;
@@ -439,20 +440,20 @@ impl Store {
                 let key = (super::endpoint_number(record.endpoint), minute);
                 self.minutes.entry(key).or_insert_with(|| StatisticsStep::new(minute)).count(attempt, *state);
             }
-            Recorded::Moved { seq, state, .. } => {
+            DeliveryChange::Moved { seq, state, .. } => {
                 let row = &mut self.rows[row_number(*seq)];
                 if row.due().is_none() {
-                    return refused(RecordedAs::MovedOn);
+                    return refused(RecordResult::MovedOn);
                 }
                 row.state = *state;
                 row.is_hurried |= matches!(state, State::Waiting { .. });
             }
-            Recorded::Nothing => {}
+            DeliveryChange::Nothing => {}
         }
         if let Some(number) = seq.map(row_number)
             && self.rows[number].due().is_none()
         {
-            self.has_ended(number);
+            self.mark_ended(number);
         }
         // A leaver has no say in the lane any more.
         let is_late = !is_owner;
@@ -468,7 +469,7 @@ impl Store {
         }
         let may_write = is_owner && holding.owner == Some(writer) || promised.is_some_and(|promised| promised.by == writer);
         let disables = record.disables_endpoint.is_some() && !is_late;
-        Committed { result: RecordedAs::Done, is_late, is_forbidden: !may_write, disables }
+        Committed { result: RecordResult::Done, is_late, is_forbidden: !may_write, disables }
     }
 
     /// Gives partitions up, as far as they are still this member's under these epochs.
@@ -572,10 +573,10 @@ impl Store {
         let own = self.partitions.iter().filter(|(_, holding)| holding.owner == Some(member));
         let partitions: Vec<(Partition, Epoch)> = own.map(|(partition, holding)| (*partition, holding.epoch)).collect();
         let is_own = |row: &Row| partitions.iter().any(|(own, _)| *own == row.partition);
-        let left_alone =
+        let in_flight_elsewhere =
             self.promised.iter().filter(|(_, promised)| self.is_awaited(now, promised)).filter_map(|(seq, promised)| {
                 let row = &self.rows[row_number(*seq)];
-                (row.due().is_some() && is_own(row)).then(|| LeaveAlone {
+                (row.due().is_some() && is_own(row)).then(|| InFlightElsewhere {
                     endpoint: endpoints[row.endpoint].id,
                     delivery: row.delivery,
                     seq: *seq,
@@ -583,7 +584,15 @@ impl Store {
                     until: promised.until,
                 })
             });
-        (Claimed { leave_alone: left_alone.collect(), partitions, handed_over, numbered: self.rows.len() as Seq }, taken)
+        (
+            Claimed {
+                in_flight_elsewhere: in_flight_elsewhere.collect(),
+                partitions,
+                handed_over,
+                numbered: self.rows.len() as Seq,
+            },
+            taken,
+        )
     }
 
     /// What an endpoint's attempts were like between these times.

@@ -10,7 +10,9 @@ use posthaste_core::event::EventType;
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
 use posthaste_core::jitter;
 use posthaste_core::retry::{Jitter, RetryPolicy, Strategy};
-use posthaste_core::scheduler::{Backlog, Class, Command, Entry, LaneConfig, LaneMemory, Limits, Scheduler, TenantConfig, Want};
+use posthaste_core::scheduler::{
+    Backlog, Class, Command, Entry, LaneConfig, LaneMemory, Limits, Scheduler, TenantConfig, WindowQuery,
+};
 use posthaste_core::text::OrderingKey;
 use posthaste_core::time::Timestamp;
 
@@ -117,15 +119,15 @@ fn history(number: u128, shared: &Shared) {
     panic!("case {number} does not end: {waiting:?}");
 }
 
-fn read(waiting: &BTreeMap<u64, Entry>, want: &Want) -> Vec<Entry> {
+fn read(waiting: &BTreeMap<u64, Entry>, want: &WindowQuery) -> Vec<Entry> {
     let mut rows: Vec<&Entry> = match want {
-        Want::Fresh(class) => {
+        WindowQuery::Fresh(class) => {
             waiting.values().filter(|row| row.ordering_key.is_none() && !row.is_later && row.class == *class).collect()
         }
-        Want::Later(class) => {
+        WindowQuery::Later(class) => {
             waiting.values().filter(|row| row.ordering_key.is_none() && row.is_later && row.class == *class).collect()
         }
-        Want::Heads { .. } | Want::Head(_) => {
+        WindowQuery::Heads { .. } | WindowQuery::Head(_) => {
             let mut heads: BTreeMap<&OrderingKey, &Entry> = BTreeMap::new();
             for row in waiting.values() {
                 if let Some(key) = &row.ordering_key {
@@ -133,17 +135,17 @@ fn read(waiting: &BTreeMap<u64, Entry>, want: &Want) -> Vec<Entry> {
                 }
             }
             let is_wanted = |key: &OrderingKey| match want {
-                Want::Heads { after } => after.as_ref().is_none_or(|after| key > after),
-                Want::Head(head) => key == head,
-                Want::Fresh(_) | Want::Later(_) => false,
+                WindowQuery::Heads { after } => after.as_ref().is_none_or(|after| key > after),
+                WindowQuery::Head(head) => key == head,
+                WindowQuery::Fresh(_) | WindowQuery::Later(_) => false,
             };
             heads.into_iter().filter(|(key, _)| is_wanted(key)).map(|(_, row)| row).collect()
         }
     };
     match want {
-        Want::Fresh(_) => rows.sort_by_key(|row| (row.timestamp, row.seq)),
-        Want::Later(_) => rows.sort_by_key(|row| (row.due, row.seq)),
-        Want::Heads { .. } | Want::Head(_) => {}
+        WindowQuery::Fresh(_) => rows.sort_by_key(|row| (row.timestamp, row.seq)),
+        WindowQuery::Later(_) => rows.sort_by_key(|row| (row.due, row.seq)),
+        WindowQuery::Heads { .. } | WindowQuery::Head(_) => {}
     }
     rows.into_iter().cloned().collect()
 }

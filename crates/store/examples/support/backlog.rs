@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use posthaste_core::event::Event;
 use posthaste_core::id::EndpointId;
-use posthaste_core::scheduler::{Class, Want};
+use posthaste_core::scheduler::{Class, WindowQuery};
 use posthaste_core::text::OrderingKey;
-use posthaste_store::{NewEvent, Store, WindowAsked};
+use posthaste_store::{NewEvent, Store, WindowRequest};
 
 use super::load::{Database, event, payload};
 
@@ -28,11 +28,11 @@ pub(crate) async fn run(database: &Database, rows: u64) {
         let opening = started.elapsed();
         println!("  {name}");
         println!("    opening {:.0} ms", millis(opening));
-        let wants: &[(&str, Want)] = &[
-            ("fresh, exempt", Want::Fresh(Class::Exempt)),
-            ("later, exempt", Want::Later(Class::Exempt)),
-            ("fresh, rest", Want::Fresh(Class::Rest)),
-            ("heads of keys", Want::Heads { after: None }),
+        let wants: &[(&str, WindowQuery)] = &[
+            ("fresh, exempt", WindowQuery::Fresh(Class::Exempt)),
+            ("later, exempt", WindowQuery::Later(Class::Exempt)),
+            ("fresh, rest", WindowQuery::Fresh(Class::Rest)),
+            ("heads of keys", WindowQuery::Heads { after: None }),
         ];
         for (queue, want) in wants {
             let (median, longest, found) = look(store.as_ref(), endpoint, want).await;
@@ -96,11 +96,11 @@ fn arrange(database: &Database, shape: Shape) {
     }
 }
 
-async fn look(store: &dyn Store, endpoint: EndpointId, want: &Want) -> (f64, f64, usize) {
+async fn look(store: &dyn Store, endpoint: EndpointId, want: &WindowQuery) -> (f64, f64, usize) {
     let (mut times, mut found) = (Vec::new(), 0);
     for _ in 0..100 {
         let started = Instant::now();
-        let asked = WindowAsked { endpoint, want: want.clone(), limit: 256 };
+        let asked = WindowRequest { endpoint, want: want.clone(), limit: 256 };
         found = store.windows(vec![asked]).await.unwrap()[0].rows.len();
         times.push(millis(started.elapsed()));
     }

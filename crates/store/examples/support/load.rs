@@ -9,7 +9,8 @@ use posthaste_core::delivery::{Outcome, State, Timings};
 use posthaste_core::endpoint::Endpoint;
 use posthaste_core::id::{AttemptId, EndpointId};
 use posthaste_store::{
-    AttemptRecord, Change, Epoch, NewEndpoint, NodeId, PARTITIONS, Partition, Postgres, Record, Recorded, RecordedAs, Sqlite, Store,
+    AttemptRecord, Change, DeliveryChange, Epoch, NewEndpoint, NodeId, PARTITIONS, Partition, Postgres, Record, RecordResult,
+    Sqlite, Store,
 };
 
 pub(crate) use super::common::{audit, event, options, payload, tenant};
@@ -104,12 +105,16 @@ pub(crate) async fn run(database: &Database, callers: usize, batch: usize, secon
                 partition,
                 epoch,
                 endpoint,
-                recorded: Recorded::Attempt { seq, attempt: attempt(store.as_ref()), state: State::Delivered { at: store.now() } },
+                recorded: DeliveryChange::Attempt {
+                    seq,
+                    attempt: attempt(store.as_ref()),
+                    state: State::Delivered { at: store.now() },
+                },
                 lane: None,
                 disables_endpoint: None,
             });
             let answers = store.record(records.collect()).await.unwrap();
-            assert!(answers.iter().all(|answer| *answer == RecordedAs::Done), "{answers:?}");
+            assert!(answers.iter().all(|answer| *answer == RecordResult::Done), "{answers:?}");
             answers.len() as u64
         }
     })

@@ -8,7 +8,7 @@ use super::connection::{Connection, Problem};
 use super::{Database, row};
 use crate::backlog::is_cut_off;
 use crate::columns::{class, limit, signed, unsigned};
-use crate::{Backlog, BacklogQuery, Error, LaneBacklog, PlaceQuery, Waiting, Whose};
+use crate::{Backlog, BacklogGroup, BacklogQuery, BacklogScope, Error, LaneBacklog, PlaceQuery};
 
 /// So many lanes are counted by one statement: few enough that the bound on rows is kept to, many enough to be quick.
 const LANES_AT_ONCE: usize = 16;
@@ -16,9 +16,9 @@ const LANES_AT_ONCE: usize = 16;
 impl Database {
     pub(super) async fn backlog(&self, query: BacklogQuery) -> Result<Backlog, Error> {
         let query = &query;
-        let mut endpoints = match &query.whose {
-            Whose::Endpoint(endpoint) => vec![*endpoint],
-            Whose::Tenant(tenant) => {
+        let mut endpoints = match &query.scope {
+            BacklogScope::Endpoint(endpoint) => vec![*endpoint],
+            BacklogScope::Tenant(tenant) => {
                 let wanted = limit(query.lanes_max.saturating_add(1));
                 self.read(|connection| async move {
                     let rows = connection.query(SELECT_OF_TENANT, &[&tenant.as_str(), &wanted]).await?;
@@ -26,7 +26,7 @@ impl Database {
                 })
                 .await?
             }
-            Whose::Everybody => self.work(None, query.lanes_max.saturating_add(1)).await?,
+            BacklogScope::All => self.work(None, query.lanes_max.saturating_add(1)).await?,
         };
         let mut backlog = Backlog { lanes: vec![], is_whole: endpoints.len() <= query.lanes_max };
         endpoints.truncate(query.lanes_max);
@@ -44,7 +44,7 @@ impl Database {
         Ok(backlog)
     }
 
-    pub(super) async fn ahead(&self, query: PlaceQuery) -> Result<Option<u64>, Error> {
+    pub(super) async fn count_ahead(&self, query: PlaceQuery) -> Result<Option<u64>, Error> {
         let query = &query;
         let queues: Vec<(u64, u64)> = self
             .read(|connection| async move {
@@ -76,8 +76,8 @@ async fn waiting(connection: &Connection, endpoints: &[EndpointId], query: &Back
     Ok(lanes)
 }
 
-fn read(row: &Row) -> Result<(EndpointId, Waiting), Error> {
-    let alike = Waiting {
+fn read(row: &Row) -> Result<(EndpointId, BacklogGroup), Error> {
+    let alike = BacklogGroup {
         class: class(row::column(row, "class")?)?,
         is_due: row::column(row, "is_due")?,
         is_tried: row::column(row, "is_tried")?,

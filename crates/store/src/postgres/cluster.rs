@@ -11,7 +11,7 @@ use tokio_postgres::Row;
 use super::connection::{Connection, Problem, Use};
 use super::{Database, row};
 use crate::columns::{corrupt, limit, millis, signed, unsigned};
-use crate::{Claimed, Epoch, Error, GivenUp, HandedOver, LEASE, LeaveAlone, NodeId, Partition, Refusal};
+use crate::{Claimed, Epoch, Error, GivenUp, HandedOver, InFlightElsewhere, LEASE, NodeId, Partition, Refusal};
 
 impl Database {
     pub(super) async fn join(&self, node: NodeId) -> Result<(), Error> {
@@ -101,7 +101,7 @@ async fn claim(connection: &Connection, node: &Vec<u8>, share: usize) -> Result<
     connection.execute(FREE_ORPHANS, &[]).await?;
     connection.execute(TAKE, &[node, &limit(share)]).await?;
     let partitions = connection.query(SELECT_OWN, &[node]).await?;
-    let leave_alone = connection.query(SELECT_LEAVE_ALONE, &[node]).await?;
+    let in_flight_elsewhere = connection.query(SELECT_LEAVE_ALONE, &[node]).await?;
     let numbered = connection.query_one(SELECT_NUMBERED, &[]).await?;
     // If others have kept us waiting for too long, they take what we have just written.
     if connection.query_opt(SELECT_LEASE, &[node]).await?.is_none() {
@@ -111,7 +111,7 @@ async fn claim(connection: &Connection, node: &Vec<u8>, share: usize) -> Result<
         partitions: partitions.iter().map(owned).collect::<Result<_, _>>()?,
         // A partition without an owner may also be a dead one's that others had no room for: not trusted.
         handed_over: vec![],
-        leave_alone: leave_alone.iter().map(left_alone).collect::<Result<_, _>>()?,
+        in_flight_elsewhere: in_flight_elsewhere.iter().map(read_in_flight_elsewhere).collect::<Result<_, _>>()?,
         numbered: unsigned(row::column(&numbered, "numbered")?),
     }))
 }
@@ -121,8 +121,8 @@ fn owned(row: &Row) -> Result<(Partition, Epoch), Error> {
     Ok((partition, unsigned(row::column(row, "epoch")?)))
 }
 
-fn left_alone(row: &Row) -> Result<LeaveAlone, Error> {
-    Ok(LeaveAlone {
+fn read_in_flight_elsewhere(row: &Row) -> Result<InFlightElsewhere, Error> {
+    Ok(InFlightElsewhere {
         endpoint: EndpointId::from_bytes(row::bytes(row, "endpoint")?),
         delivery: DeliveryId::from_bytes(row::bytes(row, "id")?),
         seq: unsigned(row::column(row, "seq")?),

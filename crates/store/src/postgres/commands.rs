@@ -18,8 +18,8 @@ use crate::columns::{corrupt, limit, millis};
 use crate::commands::ANSWER_MAX;
 use crate::commands::{COMMANDS_MAX, Queued, channel, question};
 use crate::{
-    APPLY_MAX, Applied, COMMAND_MAX, Command, Commanded, Commands, Error, LaneShown, NodeId, Partition, command_document, document,
-    partition_of,
+    APPLY_MAX, ApplyResult, COMMAND_MAX, Command, CommandOutcome, Commands, Error, LaneSnapshot, NodeId, Partition,
+    command_document, document, partition_of,
 };
 
 /// How often everybody looks without having been told.
@@ -34,7 +34,7 @@ const AWAY_MAX: Duration = Duration::from_secs(3);
 type CommandId = [u8; 16];
 
 impl Database {
-    pub(super) async fn command(&self, partition: Partition, command: Command) -> Result<Commanded, Error> {
+    pub(super) async fn command(&self, partition: Partition, command: Command) -> Result<CommandOutcome, Error> {
         let id = rand::random::<CommandId>();
         self.news.wanted();
         let deadline = Instant::now() + command.wait_max();
@@ -51,36 +51,36 @@ impl Database {
         // It is withdrawn, unless it was taken. One whose insertion seemed to fail may be there too.
         let withdrawn =
             self.run(Use::Verb, |connection| async move { connection.query_opt(DELETE_COMMAND, &[&id.as_slice()]).await });
-        let withdrawn = timeout(WITHDRAWN_WITHIN, withdrawn).await.map_err(|_| Error::Unknown)?;
-        let Some(row) = withdrawn.map_err(|_| Error::Unknown)? else {
-            return Err(if was_sent { Error::Unknown } else { Error::unavailable("the database does not answer") });
+        let withdrawn = timeout(WITHDRAWN_WITHIN, withdrawn).await.map_err(|_| Error::CommitInDoubt)?;
+        let Some(row) = withdrawn.map_err(|_| Error::CommitInDoubt)? else {
+            return Err(if was_sent { Error::CommitInDoubt } else { Error::unavailable("the database does not answer") });
         };
         match row::optional_text(&row, "answer")? {
             Some(answer) => read_answer(answer),
-            None if row::column(&row, "is_taken")? => Err(Error::Unknown),
+            None if row::column(&row, "is_taken")? => Err(Error::CommitInDoubt),
             None => Err(Error::unavailable("whoever owns it does not answer")),
         }
     }
 
     /// The owner in this process is asked directly. If it is another node's, that one is told by a notification.
-    pub(super) async fn apply(&self, tenant: TenantId, endpoint: Option<EndpointId>) -> Result<Applied, Error> {
+    pub(super) async fn apply(&self, tenant: TenantId, endpoint: Option<EndpointId>) -> Result<ApplyResult, Error> {
         let asked = async {
             let partition = partition_of(&tenant);
             let command = Command::Apply { tenant, endpoint };
             if let Some(Ok(commanded)) = self.ask_here(partition, command.clone()).await {
-                return Applied::of(&Ok(commanded));
+                return ApplyResult::of(&Ok(commanded));
             }
             match self.is_owned(partition).await {
-                Ok(false) => Applied::Now,
-                Ok(true) => Applied::of(&self.command(partition, command).await),
-                Err(_) => Applied::Unconfirmed,
+                Ok(false) => ApplyResult::Now,
+                Ok(true) => ApplyResult::of(&self.command(partition, command).await),
+                Err(_) => ApplyResult::Unconfirmed,
             }
         };
-        Ok(timeout(APPLY_MAX, asked).await.unwrap_or(Applied::Unconfirmed))
+        Ok(timeout(APPLY_MAX, asked).await.unwrap_or(ApplyResult::Unconfirmed))
     }
 
     /// `None` if no one listens in this process; an error if whoever does is not the owner.
-    async fn ask_here(&self, partition: Partition, command: Command) -> Option<Result<Commanded, oneshot::error::RecvError>> {
+    async fn ask_here(&self, partition: Partition, command: Command) -> Option<Result<CommandOutcome, oneshot::error::RecvError>> {
         let listener = self.listener.lock().as_ref().and_then(Weak::upgrade)?;
         let (asked, answered) = question(partition, command);
         listener.try_send(asked).ok()?;
@@ -93,7 +93,7 @@ impl Database {
         self.read(|connection| async move { Ok(connection.query_opt(SELECT_IS_OWNED, &[partition]).await?.is_some()) }).await
     }
 
-    async fn answer_to(&self, id: CommandId) -> Result<Commanded, Error> {
+    async fn answer_to(&self, id: CommandId) -> Result<CommandOutcome, Error> {
         let mut reached_at = Instant::now();
         loop {
             let news = self.news.next();
@@ -103,13 +103,13 @@ impl Database {
                 Ok(Ok(None)) => reached_at = Instant::now(),
                 // What cannot be asked now can be asked in a moment: it was sent, and is answered or withdrawn in the end.
                 Ok(Err(_)) if reached_at.elapsed() < AWAY_MAX => {}
-                Ok(Err(_)) | Err(_) => return Err(Error::Unknown),
+                Ok(Err(_)) | Err(_) => return Err(Error::CommitInDoubt),
             }
             let _ = timeout(LOOK_EVERY, news).await;
         }
     }
 
-    pub(super) async fn show_lanes(&self, lanes: Vec<LaneShown>) -> Result<(), Error> {
+    pub(super) async fn publish_lanes(&self, lanes: Vec<LaneSnapshot>) -> Result<(), Error> {
         // The last word about each, because one statement writes a row once; in order, so that two nodes never wait in a circle.
         let lanes: BTreeMap<EndpointId, (i64, String)> =
             lanes.iter().map(|lane| (lane.endpoint, (lane.at.as_millis(), document::shown_lane(lane)))).collect();
@@ -126,7 +126,7 @@ impl Database {
         .await
     }
 
-    pub(super) async fn lanes_shown(&self, endpoints: Vec<EndpointId>) -> Result<Vec<LaneShown>, Error> {
+    pub(super) async fn lane_snapshots(&self, endpoints: Vec<EndpointId>) -> Result<Vec<LaneSnapshot>, Error> {
         let endpoints = &endpoints.iter().map(|endpoint| endpoint.to_bytes().to_vec()).collect::<Vec<_>>();
         self.read(|connection| async move {
             let rows = connection.query(SELECT_LANES_SHOWN, &[endpoints]).await?;
@@ -178,7 +178,7 @@ async fn take_commands(database: Weak<Database>, node: NodeId, listener: Arc<mps
     }
 }
 
-type Taken = (CommandId, Queued, oneshot::Receiver<Commanded>);
+type Taken = (CommandId, Queued, oneshot::Receiver<CommandOutcome>);
 
 impl Database {
     async fn take(&self, node: NodeId, rows_max: usize) -> Result<Vec<Taken>, Error> {
@@ -207,7 +207,7 @@ impl Database {
 }
 
 /// Waits for an owner's answer, and writes it where the asker looks.
-async fn answer(database: Weak<Database>, id: CommandId, answered: oneshot::Receiver<Commanded>) {
+async fn answer(database: Weak<Database>, id: CommandId, answered: oneshot::Receiver<CommandOutcome>) {
     let Ok(commanded) = timeout(ANSWER_MAX, answered).await else { return };
     let document = commanded.map_or_else(|_| command_document::dropped(), |commanded| command_document::commanded(&commanded));
     let Some(database) = database.upgrade() else { return };
@@ -221,7 +221,7 @@ async fn answer(database: Weak<Database>, id: CommandId, answered: oneshot::Rece
     }
 }
 
-fn read_answer(document: &str) -> Result<Commanded, Error> {
+fn read_answer(document: &str) -> Result<CommandOutcome, Error> {
     command_document::read_commanded(document)?.ok_or_else(|| Error::unavailable("whoever owns it has stopped"))
 }
 

@@ -100,7 +100,7 @@ impl<W: Writing> Committer<W> {
             // It was not taken and now never will be: nothing was written, and that is the truth.
             Err(_) if abandoned.was_not_taken() => Err(Error::unavailable("the database cannot keep up")),
             // Its group is being written, and may well be committed later.
-            Err(_) => Err(Error::Unknown),
+            Err(_) => Err(Error::CommitInDoubt),
         }
     }
 
@@ -144,12 +144,12 @@ struct Queue<W: Writing> {
 }
 
 /// Where one caller waits for its answer.
-type Waiting<W> = oneshot::Sender<Result<<W as Writing>::Answer, Error>>;
+type ReplySender<W> = oneshot::Sender<Result<<W as Writing>::Answer, Error>>;
 
 /// What is written together.
 struct Group<W: Writing> {
     calls: Vec<W::Call>,
-    answers: Vec<Option<Waiting<W>>>,
+    answers: Vec<Option<ReplySender<W>>>,
     bytes: usize,
 }
 
@@ -274,8 +274,8 @@ async fn write_or_halve<W: Writing>(
             Err(problem) => {
                 is_written = false;
                 let why = match Error::from(problem) {
-                    Error::Unknown => {
-                        range.for_each(|place| answer(place, Err(Error::Unknown)));
+                    Error::CommitInDoubt => {
+                        range.for_each(|place| answer(place, Err(Error::CommitInDoubt)));
                         continue;
                     }
                     Error::Unavailable(why) => why.to_string(),
@@ -317,7 +317,7 @@ mod tests {
             committer.write(1, 2).await
         };
         let (first, second) = tokio::join!(committer.write(1, 1), second);
-        assert!(matches!(first, Err(Error::Unknown)), "{first:?}: it was taken");
+        assert!(matches!(first, Err(Error::CommitInDoubt)), "{first:?}: it was taken");
         assert!(matches!(second, Err(Error::Unavailable(_))), "{second:?}: it was not, and never will be");
         assert!(began.elapsed() < ANSWER_MAX + Duration::from_millis(10), "{:?}", began.elapsed());
     }

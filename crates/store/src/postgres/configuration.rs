@@ -20,8 +20,8 @@ use crate::document::{self, EndpointColumns};
 use crate::endpoint_versions::{VersionColumns, header_names};
 use crate::secrets;
 use crate::{
-    Audit, AuditRow, Change, Configured, EndpointQuery, EndpointVersion, Error, Key, KeyHash, Keyring, LaneState, NewEndpoint,
-    Refusal, SealedValues, StoredEndpoint, StoredSecret, StoredTenant, TakenUp, partition_of,
+    Audit, AuditRow, Change, ChangeResult, EndpointBundle, EndpointQuery, EndpointVersion, Error, Key, KeyHash, Keyring, LaneState,
+    NewEndpoint, Refusal, SealedValues, StoredEndpoint, StoredSecret, StoredTenant, partition_of,
 };
 
 /// Whoever holds it may change what people have said: `words` in ASCII. Changes are rare, and one after the other they are as
@@ -29,7 +29,7 @@ use crate::{
 const LOCK: i64 = 0x77_6f72_6473;
 
 impl Database {
-    pub(super) async fn configure(&self, change: Change, audit: Audit) -> Result<Result<Configured, Refusal>, Error> {
+    pub(super) async fn configure(&self, change: Change, audit: Audit) -> Result<Result<ChangeResult, Refusal>, Error> {
         let (change, audit) = (&change, &audit);
         self.transact(|connection| async move {
             take_lock(&connection).await?;
@@ -40,7 +40,7 @@ impl Database {
             };
             write_audit(&connection, audit, now).await?;
             let number = raise(&connection, "configuration").await?;
-            Ok(Ok(Configured { number, version }))
+            Ok(Ok(ChangeResult { number, version }))
         })
         .await
     }
@@ -83,7 +83,7 @@ impl Database {
         .await
     }
 
-    pub(super) async fn take_up(&self, endpoints: Vec<EndpointId>) -> Result<Vec<TakenUp>, Error> {
+    pub(super) async fn load_endpoints(&self, endpoints: Vec<EndpointId>) -> Result<Vec<EndpointBundle>, Error> {
         let ids = &endpoints.iter().map(|id| id.to_bytes().to_vec()).collect::<Vec<_>>();
         self.read_for_work(|connection| async move {
             let rows = connection.query(SELECT_ENDPOINTS_BY_ID, &[ids]).await?;
@@ -100,12 +100,12 @@ impl Database {
             let tenants = connection.query(SELECT_TENANTS_BY_ID, &[&names]).await?;
             let tenants = tenants.iter().map(tenant_from_row).collect::<Result<Vec<_>, _>>()?;
             let tenants: BTreeMap<_, _> = tenants.into_iter().map(|stored| (stored.tenant.id.clone(), stored)).collect();
-            let taken_up = |endpoint: StoredEndpoint| TakenUp {
+            let bundle = |endpoint: StoredEndpoint| EndpointBundle {
                 tenant: tenants.get(&endpoint.endpoint.tenant).cloned(),
                 lane: lanes.remove(&endpoint.endpoint.id),
                 endpoint,
             };
-            Ok(found.into_iter().map(taken_up).collect())
+            Ok(found.into_iter().map(bundle).collect())
         })
         .await
     }
@@ -158,11 +158,6 @@ impl Database {
         let times = &used.iter().map(|(_, at)| at.as_millis()).collect::<Vec<_>>();
         self.transact(|connection| async move { connection.execute(UPDATE_KEYS_USED, &[keys, times]).await }).await?;
         Ok(())
-    }
-
-    pub(super) async fn note(&self, audit: Audit) -> Result<(), Error> {
-        let audit = &audit;
-        self.transact(|connection| async move { write_audit(&connection, audit, self.clock_now()).await }).await
     }
 
     pub(super) async fn audit(

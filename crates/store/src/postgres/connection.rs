@@ -95,7 +95,7 @@ impl From<Problem> for Error {
                 _ if remedy_of(&error) == Remedy::PlanAgain => Error::unavailable("the configuration changes too often"),
                 _ => Error::unavailable(sentence(&error)),
             },
-            Problem::Unknown => Error::Unknown,
+            Problem::Unknown => Error::CommitInDoubt,
             Problem::Overtaken => Error::unavailable("others were quicker too often"),
             Problem::Store(error) => error,
         }
@@ -352,7 +352,7 @@ impl Connection {
     }
 
     /// May be given to the next.
-    pub(super) fn is_left_in_order(&self) {
+    pub(super) fn mark_reusable(&self) {
         self.is_usable.store(true, Ordering::Release);
     }
 
@@ -374,7 +374,7 @@ impl Connection {
     /// If it does not answer soon, it is thrown away.
     pub(super) async fn roll_back(&self) {
         if matches!(timeout(ROLLBACK_MAX, self.batch("ROLLBACK")).await, Ok(Ok(()))) {
-            self.is_left_in_order();
+            self.mark_reusable();
         }
     }
 }
@@ -494,14 +494,14 @@ impl<'a> Flight<'a> {
 pub(super) type CommitId = [u8; 16];
 
 /// Counts tries, and pauses between them.
-pub(super) struct Tries {
+pub(super) struct Retries {
     count: u32,
     began_at: Instant,
 }
 
-impl Tries {
-    pub(super) fn new() -> Tries {
-        Tries { count: 1, began_at: Instant::now() }
+impl Retries {
+    pub(super) fn new() -> Retries {
+        Retries { count: 1, began_at: Instant::now() }
     }
 
     /// Comes back when it is time to try again, unless that would not help.
@@ -540,7 +540,7 @@ impl Database {
     ) -> Result<T, Error> {
         let is_in_doubt = AtomicBool::new(false);
         match self.try_to_run(purpose, work, &is_in_doubt).await {
-            Err(Error::Unavailable(_)) if is_in_doubt.load(Ordering::Relaxed) => Err(Error::Unknown),
+            Err(Error::Unavailable(_)) if is_in_doubt.load(Ordering::Relaxed) => Err(Error::CommitInDoubt),
             certain => certain,
         }
     }
@@ -552,7 +552,7 @@ impl Database {
         work: impl Fn(Arc<Connection>) -> F,
         is_in_doubt: &AtomicBool,
     ) -> Result<T, Error> {
-        let mut tries = Tries::new();
+        let mut tries = Retries::new();
         let run = async {
             loop {
                 let problem = match self.connection(purpose).await {
@@ -560,7 +560,7 @@ impl Database {
                         let was_in_doubt = is_in_doubt.swap(true, Ordering::Relaxed);
                         match work(Arc::clone(&connection)).await {
                             Ok(answer) => {
-                                connection.is_left_in_order();
+                                connection.mark_reusable();
                                 return Ok(answer);
                             }
                             Err(problem) => {
@@ -611,7 +611,7 @@ impl Database {
         purpose: Use,
         work: impl Fn(Arc<Connection>) -> F,
     ) -> Result<T, Error> {
-        let mut tries = Tries::new();
+        let mut tries = Retries::new();
         let deadline = Instant::now() + VERB_MAX;
         loop {
             match self.try_to_transact(purpose, &work, deadline).await {
@@ -654,7 +654,7 @@ impl Database {
         // Half for the commit, and half for asking after it.
         match flight.land_within(left() / 2).await {
             Ok(_) => {
-                connection.is_left_in_order();
+                connection.mark_reusable();
                 Ok(answer)
             }
             Err(crash) => {
@@ -692,7 +692,7 @@ impl Database {
             let asked = timeout(left, async {
                 let connection = self.connections.get(Use::Committing).await?;
                 let is_void: bool = row::column(&connection.query_one(VOID_COMMIT, &[&id.as_slice()]).await?, "is_void")?;
-                connection.is_left_in_order();
+                connection.mark_reusable();
                 Ok::<_, Problem>(!is_void)
             });
             match asked.await {

@@ -21,14 +21,14 @@ use tokio::time::timeout;
 use tokio_postgres::Row;
 
 use super::committer::Writing;
-use super::connection::{CommitId, Connection, Flight, Problem, Remedy, Tries, Use};
+use super::connection::{CommitId, Connection, Flight, Problem, Remedy, Retries, Use};
 use super::in_flight::Opened;
 use super::row::{self, Parameters};
 use super::slots::{Slot, Table, end_of, slot_of};
 use super::{Database, Postgres, configuration};
 use crate::columns::{class_code, lines, millis, signed, state_columns, unsigned};
-use crate::feed::Fed;
-use crate::publishing::{KnownBy, answer_for_our_ids, digest_of, merge, unanswered};
+use crate::feed::CommittedDelivery;
+use crate::publishing::{DuplicateBy, answer_for_our_ids, digest_of, merge, unanswered};
 use crate::routing::{Planned, Routing, Versions};
 use crate::{Error, NewEvent, Published, partition_of};
 
@@ -79,7 +79,7 @@ impl Plan {
 
     fn duplicate(&self, of: &Plan, key: &Key<'_>) -> Published {
         if self.new.fingerprint != of.new.fingerprint {
-            return Published::Conflict { event: of.new.event.id.clone(), by: KnownBy::of_kind(key.kind) };
+            return Published::Conflict { event: of.new.event.id.clone(), by: DuplicateBy::of_kind(key.kind) };
         }
         let event = &of.new.event;
         Published::Duplicate {
@@ -115,7 +115,7 @@ impl Postgres {
                 answers[place] = Some(Published::TooCostly(too_costly));
                 continue;
             }
-            plan.new.has_been_resolved();
+            plan.new.mark_resolved();
             bytes += plan.new.event.data.as_str().len() + ROW_BYTES * (1 + plan.chosen.len());
             plans.push(plan);
         }
@@ -135,7 +135,7 @@ impl Writing for Publishing {
     type Answer = Vec<Published>;
 
     async fn write(&self, calls: &mut [Vec<Plan>]) -> Result<Vec<Vec<Published>>, Problem> {
-        let (mut tries, mut detours) = (Tries::new(), 0);
+        let (mut tries, mut detours) = (Retries::new(), 0);
         if !are_of_one_mind(calls) {
             self.0.plan_again(calls).await?;
         }
@@ -257,7 +257,7 @@ impl Database {
         };
         let seqs = match flight.land().await {
             Ok(landed) => {
-                connection.is_left_in_order();
+                connection.mark_reusable();
                 seqs_by_id(&landed[published])
             }
             Err(crash) => {
@@ -294,15 +294,15 @@ impl Database {
                     fed = rows.iter().filter_map(|row| Some(NewDelivery { seq: *seqs.get(&row.id)?, ..*row }.fed())).collect();
                 }
                 if fed.len() < rows.len() {
-                    self.feeder.has_left_something_out();
+                    self.feeder.mark_overflow();
                 }
             }
             Err(error) => {
                 tracing::warn!(%error, "what was just published is not known to the scheduler before its next sweep");
-                self.feeder.has_left_something_out();
+                self.feeder.mark_overflow();
             }
         }
-        self.tell(fed);
+        self.send_to_feed(fed);
     }
 }
 
@@ -395,7 +395,7 @@ async fn decide_round(
                     Some(first) => Some(plans[*place].duplicate(plans[*first], key)),
                     None => before.get(&holder.seq).cloned().map(|found| match found {
                         Published::Duplicate { event, .. } if holder.fingerprint != plans[*place].new.fingerprint => {
-                            Published::Conflict { event, by: KnownBy::of_kind(key.kind) }
+                            Published::Conflict { event, by: DuplicateBy::of_kind(key.kind) }
                         }
                         found @ (Published::Duplicate { .. }
                         | Published::Made { .. }
@@ -655,9 +655,9 @@ pub(super) struct NewDelivery<'a> {
 
 impl NewDelivery<'_> {
     /// To be told once it is committed.
-    pub(super) fn fed(&self) -> Fed {
+    pub(super) fn fed(&self) -> CommittedDelivery {
         let Planned { endpoint, class, is_priority } = self.planned;
-        Fed {
+        CommittedDelivery {
             endpoint,
             tenant: self.event.tenant.clone(),
             partition: partition_of(&self.event.tenant),

@@ -10,13 +10,13 @@ use posthaste_core::text::{IdempotencyKey, OrderingKey, Version};
 use tokio_postgres::Row;
 
 use super::connection::{Connection, Problem};
-use super::lanes::Place;
+use super::lanes::EventLocation;
 use super::slots::{Slot, day_of, slot};
 use super::{Database, configuration, lanes, row};
 use crate::columns::{StateColumns, checked_data, corrupt, duration, labels, limit, outcome, signed, state, unsigned};
 use crate::history::{SCAN_ROWS_MAX, cursor_of_dead, read_cursor_of_dead, read_cursor_of_seq};
 use crate::{
-    AttemptRecord, Cursor, DeliveryQuery, DeliveryRow, EndpointVersion, Error, EventQuery, EventRow, MadeAfter, Page, StatusFilter,
+    AttemptRecord, Cursor, DeliveryQuery, DeliveryRow, EndpointVersion, Error, EventQuery, EventRow, Page, RowsAfter, StatusFilter,
     endpoint_versions,
 };
 
@@ -55,7 +55,7 @@ impl Database {
         .await
     }
 
-    pub(super) async fn made_after(&self, query: MadeAfter) -> Result<Vec<Seq>, Error> {
+    pub(super) async fn rows_after(&self, query: RowsAfter) -> Result<Vec<Seq>, Error> {
         let query = &query;
         self.read(|connection| async move {
             let (after, wanted) = (signed(query.after), limit(query.limit));
@@ -366,10 +366,14 @@ async fn find(connection: &Connection, tenant: Option<&TenantId>, id: DeliveryId
 }
 
 /// Where an event may be, without a look at all the days that there are.
-pub(super) async fn places_of_event(connection: &Connection, tenant: Option<&str>, id: &EventId) -> Result<Vec<Place>, Problem> {
+pub(super) async fn places_of_event(
+    connection: &Connection,
+    tenant: Option<&str>,
+    id: &EventId,
+) -> Result<Vec<EventLocation>, Problem> {
     let (first, last) = slots_around(id);
     let rows = connection.query(SELECT_PLACES, &[&id.as_str(), &tenant, &first, &last]).await?;
-    let place = |row| Ok(Place { slot: row::column(row, "slot")?, seq: row::column(row, "seq")? });
+    let place = |row| Ok(EventLocation { slot: row::column(row, "slot")?, seq: row::column(row, "seq")? });
     Ok(rows.iter().map(place).collect::<Result<_, Error>>()?)
 }
 

@@ -22,7 +22,7 @@ use super::{Database, commands, configuration, history, row};
 use crate::columns::{limit, millis, unsigned};
 use crate::endpoint_versions::STRAGGLERS_MAX;
 use crate::housekeeping::Rotation;
-use crate::{Audit, Error, Housekeeping, MINUTES_KEPT, Overdue, OverdueReason, SweptAway, secrets};
+use crate::{Audit, CleanupStep, Error, Housekeeping, MINUTES_KEPT, Overdue, OverdueReason, secrets};
 
 /// Whoever holds it keeps house, and other nodes do not: `house` in ASCII.
 const LOCK: i64 = 0x68_6f75_7365;
@@ -40,8 +40,8 @@ const LOOK_ROWS: usize = 500;
 const DELETED_ENDPOINTS_PER_LOOK: i64 = 250;
 
 /// A place in an index by time and id.
-type Place = (i64, Vec<u8>);
-const FRONT: Place = (i64::MIN, Vec::new());
+type IndexPosition = (i64, Vec<u8>);
+const FRONT: IndexPosition = (i64::MIN, Vec::new());
 
 /// How far it has come. What has to survive a restart is in the database.
 #[derive(Debug, Default)]
@@ -49,7 +49,7 @@ pub(super) struct Progress {
     /// Held by whoever takes a step.
     looks: tokio::sync::Mutex<Looks>,
     copying: Mutex<BTreeMap<(Table, Slot), Copying>>,
-    overdue: Mutex<OverduePlaces>,
+    overdue: Mutex<OverduePositions>,
 }
 
 /// Where the next looks start; at the front after the last row.
@@ -59,12 +59,12 @@ struct Looks {
     events: Rotation,
     kept_events: i64,
     expired_ids: (i64, String, String),
-    replays: Place,
-    endpoints: Place,
+    replays: IndexPosition,
+    endpoints: IndexPosition,
     tenants: (i64, String),
     versions: (Vec<u8>, i64),
     lanes: Vec<u8>,
-    lanes_shown: Vec<u8>,
+    lane_snapshots: Vec<u8>,
     sealed: Vec<u8>,
 }
 
@@ -80,21 +80,21 @@ impl Default for Looks {
             tenants: (i64::MIN, String::new()),
             versions: (Vec::new(), 0),
             lanes: Vec::new(),
-            lanes_shown: Vec::new(),
+            lane_snapshots: Vec::new(),
             sealed: Vec::new(),
         }
     }
 }
 
 #[derive(Clone, Debug)]
-struct OverduePlaces {
+struct OverduePositions {
     retained: i64,
-    endpoints: Place,
+    endpoints: IndexPosition,
 }
 
-impl Default for OverduePlaces {
-    fn default() -> OverduePlaces {
-        OverduePlaces { retained: 0, endpoints: FRONT }
+impl Default for OverduePositions {
+    fn default() -> OverduePositions {
+        OverduePositions { retained: 0, endpoints: FRONT }
     }
 }
 
@@ -109,16 +109,16 @@ struct Copying {
 }
 
 impl Database {
-    pub(super) async fn sweep_away(&self, limits: Housekeeping) -> Result<SweptAway, Error> {
+    pub(super) async fn clean_up(&self, limits: Housekeeping) -> Result<CleanupStep, Error> {
         // All that follows destroys, by the clock. Whatever has to be true before that is asked here.
         let began = Instant::now();
         let looks = &mut *self.housekeeping.looks.lock().await;
-        let mut swept = SweptAway::default();
+        let mut swept = CleanupStep::default();
         // Each kind in a transaction of its own, so that none of them lasts.
         let is_ours = self.sweep_deliveries(&limits, &mut looks.deliveries, &mut swept).await?;
         if !is_ours {
             // Another node is at it.
-            return Ok(SweptAway::default());
+            return Ok(CleanupStep::default());
         }
         match self.sweep_on(&limits, looks, &mut swept).await {
             // What is gone is gone, and the next step goes on from there.
@@ -131,7 +131,7 @@ impl Database {
         Ok(swept)
     }
 
-    async fn sweep_on(&self, limits: &Housekeeping, looks: &mut Looks, swept: &mut SweptAway) -> Result<(), Error> {
+    async fn sweep_on(&self, limits: &Housekeeping, looks: &mut Looks, swept: &mut CleanupStep) -> Result<(), Error> {
         if !looks.deliveries.are_others_due() {
             return Ok(());
         }
@@ -156,7 +156,12 @@ impl Database {
     }
 
     /// Walks on through the deliveries of the tenants whose turn it is. Answers whether it is this node that keeps house.
-    async fn sweep_deliveries(&self, limits: &Housekeeping, rotation: &mut Rotation, swept: &mut SweptAway) -> Result<bool, Error> {
+    async fn sweep_deliveries(
+        &self,
+        limits: &Housekeeping,
+        rotation: &mut Rotation,
+        swept: &mut CleanupStep,
+    ) -> Result<bool, Error> {
         let now = self.clock_now();
         for _ in 0..rotation.looks_of_next_step() {
             let after = &rotation.look_after();
@@ -177,7 +182,7 @@ impl Database {
             Ok(Some(walked)) => {
                 swept.deliveries += walked.deleted.deliveries;
                 swept.events += walked.deleted.events;
-                walked.more.into_iter().for_each(|tenant| rotation.has_more(tenant));
+                walked.more.into_iter().for_each(|tenant| rotation.requeue(tenant));
                 Ok(true)
             }
             Ok(None) => {
@@ -192,7 +197,7 @@ impl Database {
     }
 
     /// What was passed over, once it may have ended long enough ago.
-    async fn sweep_retained(&self, limits: &Housekeeping, swept: &mut SweptAway) -> Result<(), Error> {
+    async fn sweep_retained(&self, limits: &Housekeeping, swept: &mut CleanupStep) -> Result<(), Error> {
         let now = self.clock_now();
         let looked = self.keep_house(|connection| async move { retention::look_again(&connection, limits, now).await }).await?;
         if let Some(looked) = looked {
@@ -206,7 +211,7 @@ impl Database {
 
     /// Events that nobody was sent, of tenants that are deleted or whose retention is shorter than their class: they do not
     /// wait for their day to be dropped, and no delivery takes them along.
-    async fn sweep_events(&self, limits: &Housekeeping, rotation: &mut Rotation, swept: &mut SweptAway) -> Result<(), Error> {
+    async fn sweep_events(&self, limits: &Housekeeping, rotation: &mut Rotation, swept: &mut CleanupStep) -> Result<(), Error> {
         let now = self.clock_now();
         for _ in 0..rotation.looks_of_next_step() {
             let after = &rotation.look_after();
@@ -228,7 +233,7 @@ impl Database {
             Ok(walked) => {
                 let walked = walked.unwrap_or_default();
                 swept.events += walked.deleted.events;
-                walked.more.into_iter().for_each(|tenant| rotation.has_more(tenant));
+                walked.more.into_iter().for_each(|tenant| rotation.requeue(tenant));
                 Ok(())
             }
             Err(error) => {
@@ -239,7 +244,7 @@ impl Database {
     }
 
     /// What there is little of, and whole days.
-    async fn sweep_the_rest(&self, limits: &Housekeeping, looks: &mut Looks, swept: &mut SweptAway) -> Result<(), Error> {
+    async fn sweep_the_rest(&self, limits: &Housekeeping, looks: &mut Looks, swept: &mut CleanupStep) -> Result<(), Error> {
         let from = &*looks;
         let rest = self.keep_house(|connection| async move { sweep_the_rest(self, &connection, limits, from).await }).await?;
         if let Some(rest) = rest {
@@ -249,7 +254,7 @@ impl Database {
             looks.tenants = rest.tenants;
             looks.versions = rest.versions;
             looks.lanes = rest.lanes;
-            looks.lanes_shown = rest.lanes_shown;
+            looks.lane_snapshots = rest.lane_snapshots;
             looks.sealed = rest.sealed;
             swept.audit += rest.swept.audit;
             swept.keys += rest.swept.keys;
@@ -567,14 +572,14 @@ const DELETE_MINUTES_OF_TENANTS: &str = "DELETE FROM minutes_of_tenants WHERE (t
 
 /// What the rest has come to, and where its looks go on.
 struct Rest {
-    swept: SweptAway,
+    swept: CleanupStep,
     kept_events: i64,
-    replays: Place,
-    endpoints: Place,
+    replays: IndexPosition,
+    endpoints: IndexPosition,
     tenants: (i64, String),
     versions: (Vec<u8>, i64),
     lanes: Vec<u8>,
-    lanes_shown: Vec<u8>,
+    lane_snapshots: Vec<u8>,
     sealed: Vec<u8>,
 }
 
@@ -587,12 +592,12 @@ async fn sweep_the_rest(
     let now = database.clock_now().as_millis();
     let rows = LOOK_ROWS.min(limits.rows_max);
     let rows_max = limit(rows);
-    let mut swept = SweptAway {
+    let mut swept = CleanupStep {
         audit: connection.execute(DELETE_AUDIT, &[&(now - millis(limits.audit_kept)), &rows_max]).await?,
         keys: connection.execute(DELETE_ENDED_KEYS, &[&(now - millis(limits.ended_keys_kept)), &rows_max]).await?,
         sessions: connection.execute(DELETE_ENDED_SESSIONS, &[&now, &rows_max]).await?,
         commands: connection.execute(commands::DELETE_OLD_COMMANDS, &[&rows_max]).await?,
-        ..SweptAway::default()
+        ..CleanupStep::default()
     };
     let commits = connection.execute(DELETE_COMMITS, &[&COMMITS_MAX]).await?;
     let handed_over = connection.execute(DELETE_HANDED_OVER, &[&now, &rows_max]).await?;
@@ -626,12 +631,12 @@ async fn sweep_the_rest(
         swept.endpoint_versions += u64::from(row::column::<bool>(row, "is_deleted")?);
     }
     let lanes = Orphans::delete(connection, DELETE_LANES, &from.lanes, rows).await?;
-    let lanes_shown = Orphans::delete(connection, DELETE_LANES_SHOWN, &from.lanes_shown, rows).await?;
-    swept.lanes = lanes.deleted + lanes_shown.deleted;
+    let lane_snapshots = Orphans::delete(connection, DELETE_LANES_SHOWN, &from.lane_snapshots, rows).await?;
+    swept.lanes = lanes.deleted + lane_snapshots.deleted;
     let (resealed, sealed) = reseal(database, connection, &from.sealed, rows.min(100)).await?;
     swept.resealed = resealed;
     swept.has_more |= replays.go_on != FRONT || endpoints.go_on != FRONT || tenants.has_more;
-    swept.has_more |= !(versions.0.is_empty() && lanes.go_on.is_empty() && lanes_shown.go_on.is_empty() && sealed.is_empty());
+    swept.has_more |= !(versions.0.is_empty() && lanes.go_on.is_empty() && lane_snapshots.go_on.is_empty() && sealed.is_empty());
     Ok(Rest {
         swept,
         kept_events,
@@ -640,7 +645,7 @@ async fn sweep_the_rest(
         tenants: tenants.go_on,
         versions,
         lanes: lanes.go_on,
-        lanes_shown: lanes_shown.go_on,
+        lane_snapshots: lane_snapshots.go_on,
         sealed,
     })
 }
@@ -648,7 +653,7 @@ async fn sweep_the_rest(
 /// Rows that were looked at by time and id, some of which were deleted.
 struct Looked {
     deleted: u64,
-    go_on: Place,
+    go_on: IndexPosition,
 }
 
 impl Looked {
@@ -842,8 +847,12 @@ async fn expired(connection: &Connection, now: Timestamp, rows_max: usize) -> Re
 }
 
 /// What waits at deleted endpoints: at the newest, and at some of the others in turn. Answers where to go on.
-async fn of_deleted(connection: &Connection, from: &Place, rows_max: usize) -> Result<(Place, Vec<Overdue>), Problem> {
-    let read = |row: &Row| Ok::<Place, Error>((row::column(row, "deleted_at_ms")?, row::column(row, "id")?));
+async fn of_deleted(
+    connection: &Connection,
+    from: &IndexPosition,
+    rows_max: usize,
+) -> Result<(IndexPosition, Vec<Overdue>), Problem> {
+    let read = |row: &Row| Ok::<IndexPosition, Error>((row::column(row, "deleted_at_ms")?, row::column(row, "id")?));
     let newest = connection.query(SELECT_NEWEST_DELETED, &[&DELETED_ENDPOINTS_PER_LOOK]).await?;
     let mut endpoints = newest.iter().map(read).collect::<Result<BTreeSet<_>, _>>()?;
     let others = connection.query(SELECT_NEXT_DELETED, &[&from.0, &from.1, &DELETED_ENDPOINTS_PER_LOOK]).await?;

@@ -6,14 +6,14 @@ use std::time::Duration;
 
 use posthaste_core::event::{Event, EventType, Timing};
 use posthaste_core::id::{DeliveryId, EndpointId, EventId, TenantId};
-use posthaste_core::scheduler::{Class, Entry, Seq, Want};
+use posthaste_core::scheduler::{Class, Entry, Seq, WindowQuery};
 use posthaste_core::text::{IdempotencyKey, OrderingKey, Version};
 use tokio::time::timeout;
 use tokio_postgres::Row;
 
 use super::cluster::is_awaited;
 use super::committer::Writing;
-use super::connection::{CommitId, Connection, Flight, INSERT_COMMIT, Problem, Remedy, Tries, Use};
+use super::connection::{CommitId, Connection, Flight, INSERT_COMMIT, Problem, Remedy, Retries, Use};
 use super::row::{self, Parameters, optional_storable, storable};
 use super::slots::{Slot, Table, day_of, slot};
 use super::{Database, Postgres, configuration};
@@ -23,7 +23,8 @@ use crate::columns::{
 };
 use crate::routing::schedule_of;
 use crate::{
-    AttemptRecord, Audit, Body, BodyError, Error, LaneState, Record, Recorded, RecordedAs, Swept, WindowAsked, WindowRows, document,
+    AttemptRecord, Audit, Body, BodyError, DeliveryChange, Error, LaneState, Record, RecordResult, SweepPage, WindowRequest,
+    WindowRows, document,
 };
 
 /// What a record is taken to weigh while it waits.
@@ -44,7 +45,7 @@ impl Database {
         .await
     }
 
-    pub(super) async fn sweep(&self, after: Seq, rows_max: usize) -> Result<Swept, Error> {
+    pub(super) async fn sweep(&self, after: Seq, rows_max: usize) -> Result<SweepPage, Error> {
         self.read_for_work(|connection| async move {
             // The last row first: what is committed between the statements is swept again, and not passed over.
             let highest = last_seq(&connection).await?;
@@ -53,12 +54,12 @@ impl Database {
             let rows = connection.query(SELECT_SWEPT, &[&signed(after), &last.unwrap_or(i64::MAX)]).await?;
             let endpoint = |row| Ok(EndpointId::from_bytes(row::bytes(row, "endpoint")?));
             let endpoints = rows.iter().map(endpoint).collect::<Result<_, Error>>()?;
-            Ok(Swept { endpoints, highest, next: last.map(unsigned) })
+            Ok(SweepPage { endpoints, highest, next: last.map(unsigned) })
         })
         .await
     }
 
-    pub(super) async fn windows(&self, asked: Vec<WindowAsked>) -> Result<Vec<WindowRows>, Error> {
+    pub(super) async fn windows(&self, asked: Vec<WindowRequest>) -> Result<Vec<WindowRows>, Error> {
         let asked = &asked;
         self.read_for_work(|connection| async move {
             // Before the look, as is the last row: whatever is committed meanwhile may be among its rows and is not said to be.
@@ -74,7 +75,7 @@ impl Database {
             let selects: Vec<_> = selects.into_iter().map(|(select, parameters)| flight.query(select, parameters)).collect();
             let landed = flight.land().await.map_err(|crash| crash.problem)?;
             let seen = landed[last].first().map(|row| row::column(row, "seq")).transpose()?.map_or(0, unsigned).min(done);
-            let window = |(asked, select): (&WindowAsked, usize)| {
+            let window = |(asked, select): (&WindowRequest, usize)| {
                 let mut rows = landed[select].iter().map(entry).collect::<Result<Vec<_>, _>>()?;
                 let more = rows.len() > asked.limit;
                 rows.truncate(asked.limit);
@@ -92,7 +93,7 @@ impl Database {
             let rows = connection.query(SELECT_EVENTS_OF_DELIVERIES, &[&seqs]).await?;
             let mut places = HashMap::new();
             for row in &rows {
-                let of = Place { slot: row::column(row, "event_slot")?, seq: row::column(row, "event_seq")? };
+                let of = EventLocation { slot: row::column(row, "event_slot")?, seq: row::column(row, "event_seq")? };
                 let delivery = DeliveryId::from_bytes(row::bytes(row, "id")?);
                 places.insert(row::column::<i64>(row, "seq")?, (delivery, row::text(row, "tenant")?, of));
             }
@@ -121,13 +122,13 @@ impl Database {
     }
 }
 
-fn select_window(asked: &WindowAsked) -> (&'static str, Parameters<'_>) {
+fn select_window(asked: &WindowRequest) -> (&'static str, Parameters<'_>) {
     let (endpoint, wanted) = (asked.endpoint.to_bytes().to_vec(), limit(asked.limit.saturating_add(1)));
     match &asked.want {
-        Want::Fresh(class) => (SELECT_FRESH, row::parameters![endpoint, class_code(*class), wanted]),
-        Want::Later(class) => (SELECT_LATER, row::parameters![endpoint, class_code(*class), wanted]),
-        Want::Head(key) => (SELECT_HEAD, row::parameters![endpoint, key.as_str()]),
-        Want::Heads { after } => {
+        WindowQuery::Fresh(class) => (SELECT_FRESH, row::parameters![endpoint, class_code(*class), wanted]),
+        WindowQuery::Later(class) => (SELECT_LATER, row::parameters![endpoint, class_code(*class), wanted]),
+        WindowQuery::Head(key) => (SELECT_HEAD, row::parameters![endpoint, key.as_str()]),
+        WindowQuery::Heads { after } => {
             let after = after.as_ref().map_or("", OrderingKey::as_str);
             (SELECT_HEADS, row::parameters![endpoint, after, wanted])
         }
@@ -135,7 +136,7 @@ fn select_window(asked: &WindowAsked) -> (&'static str, Parameters<'_>) {
 }
 
 impl Postgres {
-    pub(super) async fn record_in_a_group(&self, records: Vec<Record>) -> Result<Vec<RecordedAs>, Error> {
+    pub(super) async fn record_in_a_group(&self, records: Vec<Record>) -> Result<Vec<RecordResult>, Error> {
         self.0.recording.write(RECORD_BYTES * records.len(), records).await
     }
 }
@@ -197,13 +198,16 @@ pub(super) async fn last_seq(connection: &Connection) -> Result<Seq, Problem> {
 
 /// Where an event is, unless it was kept aside.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Place {
+pub(super) struct EventLocation {
     pub(super) slot: Slot,
     pub(super) seq: i64,
 }
 
 /// Events by their numbers. Their own days are named, because each day that is not is one more table to look at.
-pub(super) async fn events_at(connection: &Connection, places: impl Iterator<Item = Place>) -> Result<HashMap<i64, Row>, Problem> {
+pub(super) async fn events_at(
+    connection: &Connection,
+    places: impl Iterator<Item = EventLocation>,
+) -> Result<HashMap<i64, Row>, Problem> {
     let (slots, seqs): (BTreeSet<Slot>, BTreeSet<i64>) = places.map(|place| (place.slot, place.seq)).unzip();
     if seqs.is_empty() {
         return Ok(HashMap::new());
@@ -271,11 +275,11 @@ pub(super) struct Recording(pub(super) Arc<Database>);
 
 impl Writing for Recording {
     type Call = Vec<Record>;
-    type Answer = Vec<RecordedAs>;
+    type Answer = Vec<RecordResult>;
 
-    async fn write(&self, calls: &mut [Vec<Record>]) -> Result<Vec<Vec<RecordedAs>>, Problem> {
+    async fn write(&self, calls: &mut [Vec<Record>]) -> Result<Vec<Vec<RecordResult>>, Problem> {
         let records: Vec<&Record> = calls.iter().flatten().collect();
-        let mut answers = vec![RecordedAs::NotOwner; records.len()];
+        let mut answers = vec![RecordResult::NotOwner; records.len()];
         let all: Vec<usize> = (0..records.len()).collect();
         let strangers = self.0.record_group(&records, &all, false, &mut answers).await?;
         // Those of an earlier owner, if it has said that they would come. They are few and far between.
@@ -290,8 +294,8 @@ impl Writing for Recording {
 
 fn seq_of(record: &Record) -> Option<i64> {
     match &record.recorded {
-        Recorded::Attempt { seq, .. } | Recorded::Moved { seq, .. } => Some(signed(*seq)),
-        Recorded::Nothing => None,
+        DeliveryChange::Attempt { seq, .. } | DeliveryChange::Moved { seq, .. } => Some(signed(*seq)),
+        DeliveryChange::Nothing => None,
     }
 }
 
@@ -303,9 +307,9 @@ impl Database {
         records: &[&Record],
         places: &[usize],
         are_late: bool,
-        answers: &mut [RecordedAs],
+        answers: &mut [RecordResult],
     ) -> Result<Vec<usize>, Problem> {
-        let (mut tries, mut detours) = (Tries::new(), 0);
+        let (mut tries, mut detours) = (Retries::new(), 0);
         loop {
             let problem = match self.try_to_record(records, places, are_late).await {
                 Ok(recorded) => {
@@ -347,7 +351,7 @@ impl Database {
         records: &[&Record],
         places: &[usize],
         are_late: bool,
-    ) -> Result<BTreeMap<usize, RecordedAs>, Problem> {
+    ) -> Result<BTreeMap<usize, RecordResult>, Problem> {
         let connection = self.connection(Use::Committing).await?;
         let id = rand::random::<CommitId>();
         let slow = || Problem::Store(Error::unavailable("the database does not answer"));
@@ -403,13 +407,13 @@ impl Database {
             let place = usize::try_from(row::column::<i32>(row, "place")?).map_err(crate::columns::corrupt("place"))?;
             // One that was done is named twice.
             if row::column(row, "is_done")? {
-                recorded.insert(place, RecordedAs::Done);
+                recorded.insert(place, RecordResult::Done);
             } else {
-                recorded.entry(place).or_insert(RecordedAs::MovedOn);
+                recorded.entry(place).or_insert(RecordResult::MovedOn);
             }
         }
         if has_more_to_do {
-            let is_done = |place: &&usize| recorded.get(*place) == Some(&RecordedAs::Done);
+            let is_done = |place: &&usize| recorded.get(*place) == Some(&RecordResult::Done);
             let done: Vec<usize> = places.iter().filter(is_done).copied().collect();
             let finish = async {
                 if are_late {
@@ -437,7 +441,7 @@ impl Database {
                 return Ok(recorded);
             }
         }
-        connection.is_left_in_order();
+        connection.mark_reusable();
         Ok(recorded)
     }
 
@@ -447,7 +451,7 @@ impl Database {
         records: &[&Record],
         places: &[usize],
         are_late: bool,
-    ) -> Result<BTreeMap<usize, RecordedAs>, Problem> {
+    ) -> Result<BTreeMap<usize, RecordResult>, Problem> {
         let seqs = &places.iter().filter_map(|place| seq_of(records[*place])).collect::<Vec<_>>();
         let partitions = &places.iter().map(|place| partition_of_record(records[*place])).collect::<Vec<_>>();
         let (attempts, states, epochs) = self
@@ -476,15 +480,15 @@ impl Database {
         for place in places {
             let record = records[*place];
             let is_done = match &record.recorded {
-                Recorded::Attempt { attempt, .. } => attempts.contains(&attempt.id.to_bytes()),
-                Recorded::Moved { seq, state, .. } => {
+                DeliveryChange::Attempt { attempt, .. } => attempts.contains(&attempt.id.to_bytes()),
+                DeliveryChange::Moved { seq, state, .. } => {
                     let StateColumns { status, due_at_ms, ended_at_ms, .. } = state_columns(*state);
                     present.get(&signed(*seq)) == Some(&(status, due_at_ms, ended_at_ms))
                 }
-                Recorded::Nothing => true,
+                DeliveryChange::Nothing => true,
             };
             if is_done || are_late || owned.contains(&(partition_of_record(record), signed(record.epoch))) {
-                recorded.insert(*place, if is_done { RecordedAs::Done } else { RecordedAs::MovedOn });
+                recorded.insert(*place, if is_done { RecordResult::Done } else { RecordResult::MovedOn });
             }
         }
         Ok(recorded)
@@ -493,15 +497,15 @@ impl Database {
 
 fn attempt_of(record: &Record) -> Option<&AttemptRecord> {
     match &record.recorded {
-        Recorded::Attempt { attempt, .. } => Some(attempt),
-        Recorded::Moved { .. } | Recorded::Nothing => None,
+        DeliveryChange::Attempt { attempt, .. } => Some(attempt),
+        DeliveryChange::Moved { .. } | DeliveryChange::Nothing => None,
     }
 }
 
 fn audit_of(record: &Record) -> Option<&Audit> {
     match &record.recorded {
-        Recorded::Moved { audit, .. } => audit.as_deref(),
-        Recorded::Attempt { .. } | Recorded::Nothing => None,
+        DeliveryChange::Moved { audit, .. } => audit.as_deref(),
+        DeliveryChange::Attempt { .. } | DeliveryChange::Nothing => None,
     }
 }
 
@@ -530,8 +534,8 @@ fn record_parameters<'a>(records: &[&'a Record], round: &[usize], are_late: bool
     let states: Vec<Option<StateColumns>> = all
         .iter()
         .map(|record| match &record.recorded {
-            Recorded::Attempt { state, .. } | Recorded::Moved { state, .. } => Some(state_columns(*state)),
-            Recorded::Nothing => None,
+            DeliveryChange::Attempt { state, .. } | DeliveryChange::Moved { state, .. } => Some(state_columns(*state)),
+            DeliveryChange::Nothing => None,
         })
         .collect();
     let outcomes: Vec<_> = attempts.iter().map(|attempt| attempt.map(|attempt| outcome_columns(attempt.outcome))).collect();
@@ -732,7 +736,11 @@ mod tests {
             partition: 1,
             epoch: 1,
             endpoint: EndpointId::from_bytes([1; 16]),
-            recorded: seq.map_or(Recorded::Nothing, |seq| Recorded::Moved { seq, state: State::Waiting { due: at }, audit: None }),
+            recorded: seq.map_or(DeliveryChange::Nothing, |seq| DeliveryChange::Moved {
+                seq,
+                state: State::Waiting { due: at },
+                audit: None,
+            }),
             lane: None,
             disables_endpoint: None,
         };

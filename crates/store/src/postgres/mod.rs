@@ -14,7 +14,7 @@ mod housekeeping;
 mod in_flight;
 mod lanes;
 mod migrations;
-mod news;
+mod notifications;
 mod replays;
 mod retention;
 mod routing;
@@ -34,7 +34,7 @@ use tokio::sync::mpsc;
 
 use crate::columns::millis;
 use crate::commands::Queued;
-use crate::feed::{Fed, Feed, Feeder};
+use crate::feed::{CommittedDelivery, Feed, FeedSender};
 use crate::routing::Routings;
 use crate::{Error, Options};
 use clock::DatabaseClock;
@@ -44,7 +44,7 @@ pub use connection::{read_url, sentence};
 use events::Publishing;
 use in_flight::InFlight;
 use lanes::Recording;
-use news::News;
+use notifications::Notifications;
 use slots::Slots;
 
 /// Two commits of publishers may be in flight: while one is flushed, the next is written.
@@ -72,13 +72,13 @@ struct Database {
     connections: Connections,
     clock: DatabaseClock,
     ids: Mutex<Sequence>,
-    feeder: Feeder,
+    feeder: FeedSender,
     routings: Routings,
     options: Options,
     in_flight: Arc<InFlight>,
     slots: Slots,
     /// What other nodes ask for.
-    news: News,
+    news: Notifications,
     /// Whoever was last to listen for commands.
     listener: Mutex<Option<Weak<mpsc::Sender<Queued>>>>,
     housekeeping: housekeeping::Progress,
@@ -93,12 +93,12 @@ impl Postgres {
             connections: Connections::new(&config)?,
             clock: DatabaseClock::new(Arc::clone(&options.clock)),
             ids: Mutex::new(Sequence::default()),
-            feeder: Feeder::default(),
+            feeder: FeedSender::default(),
             routings: Routings::default(),
             options,
             in_flight: Arc::new(InFlight::default()),
             slots: Slots::default(),
-            news: News::new(config),
+            news: Notifications::new(config),
             listener: Mutex::default(),
             housekeeping: housekeeping::Progress::default(),
         });
@@ -147,8 +147,8 @@ impl Database {
     }
 
     /// What was just committed, to the scheduler of this process. Those of other nodes find it by sweeping.
-    fn tell(&self, fed: Vec<Fed>) {
-        self.feeder.tell(fed);
+    fn send_to_feed(&self, fed: Vec<CommittedDelivery>) {
+        self.feeder.send_group(fed);
     }
 }
 
@@ -220,7 +220,7 @@ const PUT_MASTER_KEY: &str =
 
 macro_rules! verbs {
     ($($verb:ident($($name:ident: $type:ty),*) -> $answer:ty;)*) => {
-        $(fn $verb(&self, $($name: $type),*) -> crate::Answer<'_, $answer> {
+        $(fn $verb(&self, $($name: $type),*) -> crate::StoreFuture<'_, $answer> {
             Box::pin(self.0.database.$verb($($name),*))
         })*
     };
@@ -234,12 +234,12 @@ mod verbs {
 
     use super::{Feed, Postgres, commands};
     use crate::{
-        Answer, Applied, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command,
-        Commanded, Commands, Configured, DeliveryQuery, DeliveryRow, EndSessions, EndpointQuery, EndpointVersion, EventQuery,
-        EventRow, GivenUp, HandedOver, Housekeeping, Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay,
-        NewSession, NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordedAs, Refusal, ReplayCount,
-        ReplayFilter, ReplayRow, SealedValues, SessionQuery, StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredSession,
-        StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
+        ApplyResult, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, ChangeResult, Claimed, CleanupStep,
+        ClockStatus, Command, CommandOutcome, Commands, DeliveryQuery, DeliveryRow, EndSessions, EndpointBundle, EndpointQuery,
+        EndpointVersion, EventQuery, EventRow, GivenUp, HandedOver, Housekeeping, Key, KeyHash, LaneSnapshot, LaneState, NewEvent,
+        NewReplay, NewSession, NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordResult, Refusal, ReplayCount,
+        ReplayFilter, ReplayRow, RowsAfter, SealedValues, SessionQuery, StatisticsQuery, StatisticsStep, Store, StoreFuture,
+        StoredEndpoint, StoredSession, StoredTenant, SweepPage, WindowRequest, WindowRows,
     };
 
     impl Store for Postgres {
@@ -271,20 +271,20 @@ mod verbs {
             commands::listen(&self.0.database, node)
         }
 
-        fn publish(&self, events: Vec<NewEvent>) -> Answer<'_, Vec<Published>> {
+        fn publish(&self, events: Vec<NewEvent>) -> StoreFuture<'_, Vec<Published>> {
             Box::pin(self.publish_in_a_group(events))
         }
 
-        fn record(&self, records: Vec<Record>) -> Answer<'_, Vec<RecordedAs>> {
+        fn record(&self, records: Vec<Record>) -> StoreFuture<'_, Vec<RecordResult>> {
             Box::pin(self.record_in_a_group(records))
         }
 
-        fn close(&self) -> Answer<'_, ()> {
+        fn close(&self) -> StoreFuture<'_, ()> {
             Box::pin(self.close_after_what_waits())
         }
 
         verbs! {
-            configure(change: Change, audit: Audit) -> Result<Configured, Refusal>;
+            configure(change: Change, audit: Audit) -> Result<ChangeResult, Refusal>;
             configuration_number() -> u64;
             endpoint(tenant: Option<TenantId>, id: EndpointId) -> Option<StoredEndpoint>;
             tenant_versions(tenants: Vec<TenantId>) -> Vec<u64>;
@@ -300,26 +300,25 @@ mod verbs {
             session(token: KeyHash) -> Option<StoredSession>;
             sessions(query: SessionQuery) -> Vec<StoredSession>;
             end_sessions(which: EndSessions, audit: Audit) -> u64;
-            note(audit: Audit) -> ();
             audit(tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> Vec<AuditRow>;
             work(after: Option<EndpointId>, limit: usize) -> Vec<EndpointId>;
-            sweep(after: Seq, limit: usize) -> Swept;
-            take_up(endpoints: Vec<EndpointId>) -> Vec<TakenUp>;
-            windows(asked: Vec<WindowAsked>) -> Vec<WindowRows>;
+            sweep(after: Seq, limit: usize) -> SweepPage;
+            load_endpoints(endpoints: Vec<EndpointId>) -> Vec<EndpointBundle>;
+            windows(asked: Vec<WindowRequest>) -> Vec<WindowRows>;
             bodies(deliveries: Vec<Seq>) -> Vec<Body>;
             lane(endpoint: EndpointId) -> Option<LaneState>;
-            command(partition: Partition, command: Command) -> Commanded;
-            apply(tenant: TenantId, endpoint: Option<EndpointId>) -> Applied;
-            show_lanes(lanes: Vec<LaneShown>) -> ();
-            lanes_shown(endpoints: Vec<EndpointId>) -> Vec<LaneShown>;
+            command(partition: Partition, command: Command) -> CommandOutcome;
+            apply(tenant: TenantId, endpoint: Option<EndpointId>) -> ApplyResult;
+            publish_lanes(lanes: Vec<LaneSnapshot>) -> ();
+            lane_snapshots(endpoints: Vec<EndpointId>) -> Vec<LaneSnapshot>;
             count() -> bool;
             statistics(query: StatisticsQuery) -> Vec<StatisticsStep>;
             backlog(query: BacklogQuery) -> Backlog;
-            ahead(query: PlaceQuery) -> Option<u64>;
+            count_ahead(query: PlaceQuery) -> Option<u64>;
             restamp(endpoint: EndpointId, after: Seq, limit: usize) -> Option<Seq>;
             delivery(tenant: Option<TenantId>, id: DeliveryId) -> Option<DeliveryRow>;
             deliveries(query: DeliveryQuery) -> Page<DeliveryRow>;
-            made_after(query: MadeAfter) -> Vec<Seq>;
+            rows_after(query: RowsAfter) -> Vec<Seq>;
             deliveries_at(rows: Vec<Seq>) -> Vec<DeliveryRow>;
             dead_letters(query: DeliveryQuery) -> Page<DeliveryRow>;
             attempts(delivery: DeliveryId) -> Vec<AttemptRecord>;
@@ -335,8 +334,8 @@ mod verbs {
             running_replays() -> Vec<ReplayRow>;
             step_replay(id: ReplayId, limit: usize, unfinished_max: usize) -> Option<ReplayRow>;
             cancel_replay(id: ReplayId, audit: Audit) -> Option<ReplayRow>;
-            repeat(delivery: DeliveryId, audit: Audit) -> Result<DeliveryRow, Refusal>;
-            sweep_away(limits: Housekeeping) -> SweptAway;
+            redeliver(delivery: DeliveryId, audit: Audit) -> Result<DeliveryRow, Refusal>;
+            clean_up(limits: Housekeeping) -> CleanupStep;
             overdue(limit: usize) -> Vec<Overdue>;
             erase(tenant: Option<TenantId>, event: EventId, audit: Audit) -> bool;
             join(node: NodeId) -> ();

@@ -15,13 +15,13 @@ use tokio_postgres::Row;
 use super::connection::{Connection, Problem};
 use super::events::{self, NewDelivery};
 use super::history::select_deliveries;
-use super::lanes::{self, Place};
+use super::lanes::{self, EventLocation};
 use super::row::{self, optional_storable, storable};
 use super::{Database, configuration, history, routing};
 use crate::columns::{corrupt, limit, named, signed, unsigned};
 use crate::computing;
-use crate::feed::Fed;
-use crate::replays::{Bounds, ENDPOINTS_PER_STEP, Found, ROWS_PER_ENDPOINT, SCAN_ROWS, SkipReason, Stepped, Successor};
+use crate::feed::CommittedDelivery;
+use crate::replays::{Bounds, ENDPOINTS_PER_STEP, ROWS_PER_ENDPOINT, RowAction, SCAN_ROWS, SkipReason, Stepped, Successor};
 use crate::routing::{Planned, schedule_of};
 use crate::{Audit, DeliveryRow, Error, NewReplay, Refusal, ReplayCount, ReplayFilter, ReplayRow, ReplayState, Skipped};
 
@@ -73,9 +73,9 @@ impl Database {
     }
 
     /// Looks at everything, some rows at a time, so that no look is long.
-    async fn count_matching(&self, filter: &ReplayFilter) -> Result<Counted, Error> {
+    async fn count_matching(&self, filter: &ReplayFilter) -> Result<RangeCount, Error> {
         let bounds = self.read(|connection| async move { bounds(self, &connection, filter).await }).await?;
-        let mut counted = Counted { bounds, count: ReplayCount::default(), endpoints: BTreeSet::new() };
+        let mut counted = RangeCount { bounds, count: ReplayCount::default(), endpoints: BTreeSet::new() };
         let (mut cursor, bounds) = (0, &bounds);
         loop {
             let read = self.read(|connection| async move { count_some(self, &connection, filter, bounds, cursor).await });
@@ -131,7 +131,7 @@ impl Database {
         let (replay, fed) =
             self.transact(|connection| async move { step(self, &connection, opened, id, rows_max, unfinished_max).await }).await?;
         if !fed.is_empty() {
-            self.tell(fed);
+            self.send_to_feed(fed);
         }
         Ok(replay)
     }
@@ -149,7 +149,7 @@ impl Database {
         .await
     }
 
-    pub(super) async fn repeat(&self, delivery: DeliveryId, audit: Audit) -> Result<Result<DeliveryRow, Refusal>, Error> {
+    pub(super) async fn redeliver(&self, delivery: DeliveryId, audit: Audit) -> Result<Result<DeliveryRow, Refusal>, Error> {
         let audit = &audit;
         let opened = &self.in_flight.open();
         let repeated = self
@@ -189,7 +189,7 @@ impl Database {
             })
             .await?;
         Ok(repeated.map(|(made, fed)| {
-            self.tell(vec![fed]);
+            self.send_to_feed(vec![fed]);
             made
         }))
     }
@@ -217,7 +217,7 @@ const NAME_SUCCESSORS: &str =
 fn again<'a>(
     database: &Database,
     event: &'a Arc<Event>,
-    place: Place,
+    place: EventLocation,
     planned: Planned,
     timestamp: Timestamp,
     now: Timestamp,
@@ -240,19 +240,19 @@ fn again<'a>(
     }
 }
 
-fn place_of(row: &Row) -> Result<Place, Error> {
-    Ok(Place { slot: row::column(row, "event_slot")?, seq: row::column(row, "event_seq")? })
+fn place_of(row: &Row) -> Result<EventLocation, Error> {
+    Ok(EventLocation { slot: row::column(row, "event_slot")?, seq: row::column(row, "event_seq")? })
 }
 
 /// What a replay would go over.
-struct Counted {
+struct RangeCount {
     bounds: Bounds,
     count: ReplayCount,
     /// Those with at least one row that matches.
     endpoints: BTreeSet<EndpointId>,
 }
 
-impl Counted {
+impl RangeCount {
     fn add(&mut self, part: BTreeMap<EndpointId, ReplayCount>) {
         for (endpoint, count) in part {
             self.count.add(&count);
@@ -279,18 +279,18 @@ async fn count_some(
     bounds: &Bounds,
     after: i64,
 ) -> Result<(BTreeMap<EndpointId, ReplayCount>, Option<i64>), Problem> {
-    let Look { candidates, more } = look(database, connection, filter, filter.endpoint, bounds, after, SCAN_ROWS).await?;
+    let ScanPage { candidates, more } = look(database, connection, filter, filter.endpoint, bounds, after, SCAN_ROWS).await?;
     let payloads = with_payload(connection, &candidates).await?;
     let erased = erased_before(connection, &candidates, bounds.as_of).await?;
     let targets = Targets::load(connection, candidates.iter().map(|candidate| candidate.endpoint).collect()).await?;
     let mut counts: BTreeMap<EndpointId, ReplayCount> = BTreeMap::new();
     for candidate in &candidates {
-        if matches!(&candidate.found, Found::Make(MadeOf::Delivery { place, .. }) if erased.contains(&place.seq)) {
+        if matches!(&candidate.found, RowAction::Make(RowSource::Delivery { place, .. }) if erased.contains(&place.seq)) {
             continue;
         }
         let count = counts.entry(candidate.endpoint).or_default();
         candidate.found.count_in(count);
-        if let Found::Make(MadeOf::Delivery { event_type, is_priority, place }) = &candidate.found {
+        if let RowAction::Make(RowSource::Delivery { event_type, is_priority, place }) = &candidate.found {
             if !payloads.contains(&place.seq) {
                 count.skipped.add(SkipReason::Erased);
             } else if targets.subscribed(database, candidate.endpoint, event_type, *is_priority).is_none() {
@@ -333,10 +333,10 @@ const SELECT_ERASED: &str = "SELECT seq FROM events WHERE slot = ANY($1) AND seq
 const SELECT_WITH_PAYLOAD: &str = "SELECT seq FROM events WHERE slot = ANY($1) AND seq = ANY($2) AND data IS NOT NULL
      UNION ALL SELECT seq FROM events_kept WHERE seq = ANY($2) AND data IS NOT NULL";
 
-fn places<'a>(candidates: impl IntoIterator<Item = &'a Candidate>) -> impl Iterator<Item = Place> {
+fn places<'a>(candidates: impl IntoIterator<Item = &'a Candidate>) -> impl Iterator<Item = EventLocation> {
     candidates.into_iter().filter_map(|candidate| match &candidate.found {
-        Found::Make(MadeOf::Delivery { place, .. }) => Some(*place),
-        Found::Make(MadeOf::MissedEvent { .. }) | Found::Skipped(_) | Found::NotMatched => None,
+        RowAction::Make(RowSource::Delivery { place, .. }) => Some(*place),
+        RowAction::Make(RowSource::MissedEvent { .. }) | RowAction::Skipped(_) | RowAction::NotMatched => None,
     })
 }
 
@@ -344,15 +344,15 @@ fn places<'a>(candidates: impl IntoIterator<Item = &'a Candidate>) -> impl Itera
 struct Candidate {
     position: i64,
     endpoint: EndpointId,
-    found: Found<MadeOf>,
+    found: RowAction<RowSource>,
 }
 
-enum MadeOf {
-    Delivery { event_type: EventType, is_priority: bool, place: Place },
-    MissedEvent { event: Arc<Event>, planned: Planned, place: Place },
+enum RowSource {
+    Delivery { event_type: EventType, is_priority: bool, place: EventLocation },
+    MissedEvent { event: Arc<Event>, planned: Planned, place: EventLocation },
 }
 
-struct Look {
+struct ScanPage {
     candidates: Vec<Candidate>,
     more: bool,
 }
@@ -366,7 +366,7 @@ async fn look(
     bounds: &Bounds,
     after: i64,
     rows_max: usize,
-) -> Result<Look, Problem> {
+) -> Result<ScanPage, Problem> {
     if filter.missing {
         return look_for_missing(database, connection, filter, bounds, after, rows_max.min(SCAN_EVENTS)).await;
     }
@@ -383,21 +383,21 @@ async fn look(
         let delivery = history::delivery(row)?;
         let found = if filter.covers(&delivery, bounds.as_of) {
             match bounds.successor(row::column(row, "replayed_as")?) {
-                Successor::None => Found::Make(MadeOf::Delivery {
+                Successor::None => RowAction::Make(RowSource::Delivery {
                     event_type: delivery.event_type.clone(),
                     is_priority: delivery.is_priority,
                     place: place_of(row)?,
                 }),
-                Successor::Before => Found::NotMatched,
-                Successor::Meanwhile => Found::Skipped(SkipReason::AlreadyRedelivered),
+                Successor::Before => RowAction::NotMatched,
+                Successor::Meanwhile => RowAction::Skipped(SkipReason::AlreadyRedelivered),
             }
         } else {
-            Found::NotMatched
+            RowAction::NotMatched
         };
         Ok(Candidate { position: signed(delivery.seq), endpoint: delivery.endpoint, found })
     };
     let candidates = rows.iter().map(candidate).collect::<Result<Vec<_>, Error>>()?;
-    Ok(Look { more: candidates.len() >= rows_max, candidates })
+    Ok(ScanPage { more: candidates.len() >= rows_max, candidates })
 }
 
 const LOOK_AT_ENDPOINT: &str = select_deliveries!("WHERE d.endpoint = $4 AND d.seq > $1 AND d.seq <= $2 ORDER BY d.seq LIMIT $3");
@@ -412,8 +412,8 @@ async fn look_for_missing(
     bounds: &Bounds,
     after: i64,
     rows_max: usize,
-) -> Result<Look, Problem> {
-    let nothing = Look { candidates: vec![], more: false };
+) -> Result<ScanPage, Problem> {
+    let nothing = ScanPage { candidates: vec![], more: false };
     let Some(endpoint) = filter.endpoint else { return Ok(nothing) };
     let id = endpoint.to_bytes().to_vec();
     let Some(row) = connection.query_opt(SELECT_ENDPOINT, &[&id]).await? else { return Ok(nothing) };
@@ -437,18 +437,20 @@ async fn look_for_missing(
     let planned: Vec<_> = computing::run(stored.tenant.as_str(), move || events.into_iter().map(plan).collect()).await?;
     let mut candidates = Vec::with_capacity(rows.len());
     for (row, planned) in rows.iter().zip(planned) {
-        let place = Place { slot: row::column(row, "slot")?, seq: row::column(row, "seq")? };
+        let place = EventLocation { slot: row::column(row, "slot")?, seq: row::column(row, "seq")? };
         let successor = bounds.successor(row::column(row, "had")?);
-        let mut found = Found::NotMatched;
+        let mut found = RowAction::NotMatched;
         if let Some((event, planned)) = planned {
             found = match successor {
-                Successor::Meanwhile => Found::Skipped(SkipReason::AlreadyRedelivered),
-                Successor::None | Successor::Before => Found::Make(MadeOf::MissedEvent { event: Arc::new(event), planned, place }),
+                Successor::Meanwhile => RowAction::Skipped(SkipReason::AlreadyRedelivered),
+                Successor::None | Successor::Before => {
+                    RowAction::Make(RowSource::MissedEvent { event: Arc::new(event), planned, place })
+                }
             };
         }
         candidates.push(Candidate { position: place.seq, endpoint, found });
     }
-    Ok(Look { more: candidates.len() >= rows_max, candidates })
+    Ok(ScanPage { more: candidates.len() >= rows_max, candidates })
 }
 
 const SELECT_ENDPOINT: &str = "SELECT * FROM endpoints WHERE id = $1 AND deleted_at_ms IS NULL";
@@ -474,7 +476,7 @@ async fn step(
     id: ReplayId,
     rows_max: usize,
     unfinished_max: usize,
-) -> Result<(Option<ReplayRow>, Vec<Fed>), Problem> {
+) -> Result<(Option<ReplayRow>, Vec<CommittedDelivery>), Problem> {
     let key = id.to_bytes();
     let Some(row) = connection.query_opt(SELECT_TO_STEP, &[&key.as_slice()]).await? else { return Ok((None, vec![])) };
     let (replay, bounds) = (replay_row(&row)?, stored_bounds(&row)?);
@@ -501,7 +503,7 @@ async fn step(
         let is_blocked = free == 0 && targets.takes_events(*endpoint);
         let is_of_another = replay.filter.endpoint.is_some_and(|only| only != *endpoint);
         let look = if is_blocked || is_of_another {
-            Look { candidates: vec![], more: is_blocked }
+            ScanPage { candidates: vec![], more: is_blocked }
         } else {
             look(database, connection, &replay.filter, Some(*endpoint), &bounds, *after, rows_left.min(ROWS_PER_ENDPOINT)).await?
         };
@@ -512,7 +514,7 @@ async fn step(
         looked.push(part);
     }
     let taken = || looked.iter().flat_map(|part| &part.candidates);
-    let is_delivery = |one: &&Candidate| matches!(one.found, Found::Make(MadeOf::Delivery { .. }));
+    let is_delivery = |one: &&Candidate| matches!(one.found, RowAction::Make(RowSource::Delivery { .. }));
     let originals: Vec<i64> = taken().filter(is_delivery).map(|one| one.position).collect();
     let repeated = lock_originals(connection, originals).await?;
     let events = load_events(connection, places(taken()).collect()).await?;
@@ -522,13 +524,15 @@ async fn step(
     let of = Some(key);
     for candidate in taken() {
         let made = match &candidate.found {
-            Found::NotMatched => continue,
-            Found::Skipped(reason) => Err(*reason),
-            Found::Make(MadeOf::MissedEvent { event, planned, place }) => {
+            RowAction::NotMatched => continue,
+            RowAction::Skipped(reason) => Err(*reason),
+            RowAction::Make(RowSource::MissedEvent { event, planned, place }) => {
                 Ok(again(database, event, *place, *planned, replay.created_at, now, None, of))
             }
-            Found::Make(MadeOf::Delivery { .. }) if repeated.contains(&candidate.position) => Err(SkipReason::AlreadyRedelivered),
-            Found::Make(MadeOf::Delivery { event_type, is_priority, place }) => {
+            RowAction::Make(RowSource::Delivery { .. }) if repeated.contains(&candidate.position) => {
+                Err(SkipReason::AlreadyRedelivered)
+            }
+            RowAction::Make(RowSource::Delivery { event_type, is_priority, place }) => {
                 let planned = targets.subscribed(database, candidate.endpoint, event_type, *is_priority);
                 match (events.get(&place.seq), planned) {
                     (None, _) if erased.contains(&place.seq) => continue,
@@ -586,14 +590,14 @@ struct Part {
 }
 
 impl Part {
-    fn cut(database: &Database, targets: &Targets, endpoint: EndpointId, after: i64, look: Look, allowed: usize) -> Part {
-        let Look { mut candidates, more } = look;
+    fn cut(database: &Database, targets: &Targets, endpoint: EndpointId, after: i64, look: ScanPage, allowed: usize) -> Part {
+        let ScanPage { mut candidates, more } = look;
         let (mut taken, mut wanted) = (0, 0);
         for candidate in &candidates {
             let is_wanted = match &candidate.found {
-                Found::NotMatched | Found::Skipped(_) => false,
-                Found::Make(MadeOf::MissedEvent { .. }) => true,
-                Found::Make(MadeOf::Delivery { event_type, is_priority, .. }) => {
+                RowAction::NotMatched | RowAction::Skipped(_) => false,
+                RowAction::Make(RowSource::MissedEvent { .. }) => true,
+                RowAction::Make(RowSource::Delivery { event_type, is_priority, .. }) => {
                     targets.subscribed(database, endpoint, event_type, *is_priority).is_some()
                 }
             };
@@ -665,7 +669,7 @@ async fn make_all(
     connection: &Connection,
     opened: &super::in_flight::Opened,
     rows: &mut [NewDelivery<'_>],
-) -> Result<Vec<Fed>, Problem> {
+) -> Result<Vec<CommittedDelivery>, Problem> {
     if rows.is_empty() {
         return Ok(vec![]);
     }
@@ -684,7 +688,7 @@ const UPDATE_REPLAY: &str =
             steps = steps + 1, state = $7, ended_at_ms = $8 WHERE id = $1";
 
 /// The events of deliveries that are made again, by their numbers; without those whose payload is gone.
-async fn load_events(connection: &Connection, places: Vec<Place>) -> Result<HashMap<i64, Arc<Event>>, Problem> {
+async fn load_events(connection: &Connection, places: Vec<EventLocation>) -> Result<HashMap<i64, Arc<Event>>, Problem> {
     let found = lanes::events_at(connection, places.into_iter()).await?;
     Ok(found.iter().filter_map(|(seq, row)| Some((*seq, Arc::new(lanes::event(row).ok()?)))).collect())
 }

@@ -13,7 +13,7 @@ use super::connection::{Connection, Problem};
 use super::row;
 use super::slots::{Slot, class_durations, kept_ms};
 use crate::columns::{duration, limit, millis, unsigned};
-use crate::housekeeping::{DueTenant, Fate, TENANTS_PER_LOOK, TenantKeeping, fate, standing};
+use crate::housekeeping::{DueTenant, RetentionDecision, TENANTS_PER_LOOK, TenantKeeping, fate, standing};
 use crate::{Error, Housekeeping};
 
 /// Which tenants are due, and the last one that was looked at if there are more.
@@ -201,7 +201,7 @@ impl Decided {
         let standing = standing(row::text(old, "status")?, row::column(old, "due_at_ms")?, row::column(old, "ended_at_ms")?)?;
         let kept = keeping.of(seq, dead_letters_kept);
         match fate(standing, kept, now) {
-            Fate::Delete => {
+            RetentionDecision::Delete => {
                 let (slot, event): (Slot, i64) = (row::column(old, "event_slot")?, row::column(old, "event_seq")?);
                 self.deliveries.push(seq);
                 self.events.push(event);
@@ -210,7 +210,7 @@ impl Decided {
                     self.early_events.push(event);
                 }
             }
-            Fate::Keep { look_again, is_overdue } => {
+            RetentionDecision::Keep { look_again, is_overdue } => {
                 self.retained.push(seq);
                 self.look_again.push(look_again.as_millis());
                 self.is_overdue.push(is_overdue);

@@ -5,7 +5,7 @@ use tokio_postgres::Row;
 
 use super::connection::{Connection, Problem, Use};
 use super::{Database, row};
-use crate::statistics::{CountedAttempt, EVERYBODY, LedTo, Steps, Tallies, Tally, Whose, tallies};
+use crate::statistics::{CountedAttempt, EVERYBODY, LedTo, StatisticsOwner, Steps, Tallies, Tally, tallies};
 use crate::{Error, StatisticsQuery, StatisticsStep};
 
 impl Database {
@@ -91,18 +91,18 @@ async fn count(connection: &Connection, tallies: &Tallies) -> Result<(), Problem
     let (mut tenants, mut of_tenants) = (Keys::default(), Vec::new());
     for ((whose, minute), tally) in tallies {
         match whose {
-            Whose::Endpoint(endpoint, tenant) => {
+            StatisticsOwner::Endpoint(endpoint, tenant) => {
                 endpoints.endpoints.push(endpoint.to_bytes().to_vec());
                 endpoints.tenants.push(tenant.as_str());
                 endpoints.minutes.push(*minute);
                 of_endpoints.push(tally);
             }
-            Whose::Tenant(tenant) => {
+            StatisticsOwner::Tenant(tenant) => {
                 tenants.tenants.push(tenant.as_str());
                 tenants.minutes.push(*minute);
                 of_tenants.push(tally);
             }
-            Whose::Everybody => {
+            StatisticsOwner::Everybody => {
                 tenants.tenants.push(EVERYBODY);
                 tenants.minutes.push(*minute);
                 of_tenants.push(tally);

@@ -7,23 +7,23 @@ use super::lanes::{place, queue};
 use super::{Sqlite, lanes, row};
 use crate::backlog::is_cut_off;
 use crate::columns::{class, limit, signed, unsigned};
-use crate::{Backlog, BacklogQuery, Error, LaneBacklog, PlaceQuery, Waiting, Whose};
+use crate::{Backlog, BacklogGroup, BacklogQuery, BacklogScope, Error, LaneBacklog, PlaceQuery};
 
 impl Sqlite {
     pub(super) async fn backlog(&self, query: BacklogQuery) -> Result<Backlog, Error> {
         self.read(move |connection| backlog(connection, &query)).await
     }
 
-    pub(super) async fn ahead(&self, query: PlaceQuery) -> Result<Option<u64>, Error> {
+    pub(super) async fn count_ahead(&self, query: PlaceQuery) -> Result<Option<u64>, Error> {
         self.read(move |connection| ahead(connection, &query)).await
     }
 }
 
 fn backlog(connection: &Connection, query: &BacklogQuery) -> Result<Backlog, Error> {
-    let mut endpoints = match &query.whose {
-        Whose::Endpoint(endpoint) => vec![*endpoint],
-        Whose::Tenant(tenant) => of_tenant(connection, tenant, query.lanes_max)?,
-        Whose::Everybody => lanes::with_work(connection, None, query.lanes_max.saturating_add(1))?,
+    let mut endpoints = match &query.scope {
+        BacklogScope::Endpoint(endpoint) => vec![*endpoint],
+        BacklogScope::Tenant(tenant) => of_tenant(connection, tenant, query.lanes_max)?,
+        BacklogScope::All => lanes::with_work(connection, None, query.lanes_max.saturating_add(1))?,
     };
     let mut backlog = Backlog { lanes: vec![], is_whole: endpoints.len() <= query.lanes_max };
     endpoints.truncate(query.lanes_max);
@@ -40,7 +40,7 @@ fn backlog(connection: &Connection, query: &BacklogQuery) -> Result<Backlog, Err
             ":rows": limit(query.rows_per_queue_max),
         })?;
         let waiting = row::all(rows, |row| {
-            Ok(Waiting {
+            Ok(BacklogGroup {
                 class: class(row::column(row, "class")?)?,
                 is_due: row::column(row, "is_due")?,
                 is_tried: row::column(row, "is_tried")?,

@@ -15,15 +15,15 @@ use crate::clock::KeptSuspicion;
 const SUSPECT: &str = "clock_suspect";
 const ACCEPTED: &str = "clock_accepted";
 
-pub(super) struct Kept {
+pub(super) struct StoredClock {
     pub(super) suspicion: Option<KeptSuspicion>,
     /// An operator has said that the clock is right, and no server has heard of it yet.
     pub(super) is_accepted: bool,
 }
 
-pub(super) fn read(connection: &Connection) -> Result<Kept, Error> {
+pub(super) fn read(connection: &Connection) -> Result<StoredClock, Error> {
     let suspicion = word(connection, SUSPECT)?.and_then(|text| KeptSuspicion::parse(&text));
-    Ok(Kept { suspicion, is_accepted: word(connection, ACCEPTED)?.is_some() })
+    Ok(StoredClock { suspicion, is_accepted: word(connection, ACCEPTED)?.is_some() })
 }
 
 fn word(connection: &Connection, name: &str) -> Result<Option<String>, Error> {

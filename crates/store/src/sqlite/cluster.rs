@@ -11,8 +11,8 @@ use rusqlite::params;
 use super::{SMALL, Sqlite, row};
 use crate::columns::{signed, unsigned};
 use crate::{
-    Applied, Claimed, Command, Commanded, Error, GivenUp, HandedOver, LaneShown, LeaveAlone, NodeId, PARTITIONS, Partition,
-    Refusal, partition_of,
+    ApplyResult, Claimed, Command, CommandOutcome, Error, GivenUp, HandedOver, InFlightElsewhere, LaneSnapshot, NodeId, PARTITIONS,
+    Partition, Refusal, partition_of,
 };
 
 /// In this order, which a plain join would turn round: few were handed over, and a great many may wait.
@@ -40,11 +40,11 @@ impl Sqlite {
             return Ok(Err(refusal));
         }
         let now = self.clock_now();
-        let leave_alone = self
+        let in_flight_elsewhere = self
             .read_for_work(move |connection| {
                 let mut select = connection.prepare_cached(SELECT_LEFT_ALONE)?;
                 row::all(select.query([now.as_millis()])?, |row| {
-                    Ok(LeaveAlone {
+                    Ok(InFlightElsewhere {
                         endpoint: EndpointId::from_bytes(row::column(row, "endpoint")?),
                         delivery: DeliveryId::from_bytes(row::column(row, "id")?),
                         seq: unsigned(row::column(row, "seq")?),
@@ -66,7 +66,7 @@ impl Sqlite {
         Ok(Ok(Claimed {
             partitions: (0..PARTITIONS).map(|partition| (partition, self.0.epoch)).collect(),
             handed_over: if was_handed_over { (0..PARTITIONS).collect() } else { vec![] },
-            leave_alone,
+            in_flight_elsewhere,
             numbered,
         }))
     }
@@ -103,20 +103,20 @@ impl Sqlite {
     }
 
     /// In memory: the owner is this process, and whoever else may ask is too.
-    pub(super) async fn command(&self, partition: Partition, command: Command) -> Result<Commanded, Error> {
+    pub(super) async fn command(&self, partition: Partition, command: Command) -> Result<CommandOutcome, Error> {
         self.0.commander.ask(partition, command).await
     }
 
-    pub(super) async fn apply(&self, tenant: TenantId, endpoint: Option<EndpointId>) -> Result<Applied, Error> {
+    pub(super) async fn apply(&self, tenant: TenantId, endpoint: Option<EndpointId>) -> Result<ApplyResult, Error> {
         if !self.0.commander.has_listener() {
-            return Ok(Applied::Now);
+            return Ok(ApplyResult::Now);
         }
         let partition = partition_of(&tenant);
-        Ok(Applied::of(&self.command(partition, Command::Apply { tenant, endpoint }).await))
+        Ok(ApplyResult::of(&self.command(partition, Command::Apply { tenant, endpoint }).await))
     }
 
-    pub(super) fn keep_shown(&self, lanes: Vec<LaneShown>) {
-        let mut shown = self.0.lanes_shown.lock();
+    pub(super) fn keep_shown(&self, lanes: Vec<LaneSnapshot>) {
+        let mut shown = self.0.lane_snapshots.lock();
         for lane in lanes {
             if shown.get(&lane.endpoint).is_none_or(|before| before.at <= lane.at) {
                 shown.insert(lane.endpoint, lane);
@@ -127,8 +127,8 @@ impl Sqlite {
         }
     }
 
-    pub(super) fn shown(&self, endpoints: &[EndpointId]) -> Vec<LaneShown> {
-        let shown = self.0.lanes_shown.lock();
+    pub(super) fn shown(&self, endpoints: &[EndpointId]) -> Vec<LaneSnapshot> {
+        let shown = self.0.lane_snapshots.lock();
         endpoints.iter().filter_map(|endpoint| shown.get(endpoint).cloned()).collect()
     }
 
@@ -141,7 +141,7 @@ impl Sqlite {
 const LANES_SHOWN_MAX: usize = 200_000;
 
 /// Of a lane that was not shown for long nothing is in flight: it is explained from its configuration alone.
-fn drop_older_half(shown: &mut HashMap<EndpointId, LaneShown>) {
+fn drop_older_half(shown: &mut HashMap<EndpointId, LaneSnapshot>) {
     let mut ages: Vec<(Timestamp, EndpointId)> = shown.values().map(|lane| (lane.at, lane.endpoint)).collect();
     let middle = ages.len() / 2;
     let median = *ages.select_nth_unstable(middle).1;
@@ -157,9 +157,9 @@ mod tests {
         for times in [1, 10] {
             let lane = |number: u8| {
                 let at = Timestamp::from_millis(i64::from(number % times));
-                LaneShown::unknown(EndpointId::from_bytes([number; 16]), at)
+                LaneSnapshot::unknown(EndpointId::from_bytes([number; 16]), at)
             };
-            let mut shown: HashMap<EndpointId, LaneShown> = (0..100).map(lane).map(|lane| (lane.endpoint, lane)).collect();
+            let mut shown: HashMap<EndpointId, LaneSnapshot> = (0..100).map(lane).map(|lane| (lane.endpoint, lane)).collect();
             drop_older_half(&mut shown);
             assert_eq!(shown.len(), 49);
             assert!(shown.values().all(|lane| lane.at.as_millis() >= i64::from(times / 2)));

@@ -16,12 +16,12 @@ use crate::document::{self, EndpointColumns};
 use crate::endpoint_versions::{VersionColumns, header_names};
 use crate::secrets;
 use crate::{
-    Audit, AuditRow, Change, Configured, EndpointQuery, EndpointVersion, Error, Key, KeyHash, Keyring, NewEndpoint, Refusal,
-    SealedValues, StoredEndpoint, StoredSecret, StoredTenant, TakenUp, partition_of,
+    Audit, AuditRow, Change, ChangeResult, EndpointBundle, EndpointQuery, EndpointVersion, Error, Key, KeyHash, Keyring,
+    NewEndpoint, Refusal, SealedValues, StoredEndpoint, StoredSecret, StoredTenant, partition_of,
 };
 
 impl Sqlite {
-    pub(super) async fn configure(&self, change: Change, audit: Audit) -> Result<Result<Configured, Refusal>, Error> {
+    pub(super) async fn configure(&self, change: Change, audit: Audit) -> Result<Result<ChangeResult, Refusal>, Error> {
         let store = self.clone();
         self.write(SMALL, move |connection, state| {
             let now = store.clock_now();
@@ -33,7 +33,7 @@ impl Sqlite {
             write_audit(connection, &audit, now)?;
             state.forget_versions();
             let number = raise(connection, "configuration")?;
-            Ok(Ok(Configured { number, version }))
+            Ok(Ok(ChangeResult { number, version }))
         })
         .await
     }
@@ -85,7 +85,7 @@ impl Sqlite {
             .await
     }
 
-    pub(super) async fn take_up(&self, endpoints: Vec<EndpointId>) -> Result<Vec<TakenUp>, Error> {
+    pub(super) async fn load_endpoints(&self, endpoints: Vec<EndpointId>) -> Result<Vec<EndpointBundle>, Error> {
         let store = self.clone();
         self.read_for_work(move |connection| {
             let mut found = Vec::with_capacity(endpoints.len());
@@ -96,7 +96,7 @@ impl Sqlite {
                     continue;
                 };
                 let tenant = tenant(connection, &endpoint.endpoint.tenant)?;
-                found.push(TakenUp { endpoint, tenant, lane: lanes::lane(connection, id)? });
+                found.push(EndpointBundle { endpoint, tenant, lane: lanes::lane(connection, id)? });
             }
             Ok(found)
         })
@@ -151,11 +151,6 @@ impl Sqlite {
             Ok(())
         })
         .await
-    }
-
-    pub(super) async fn note(&self, audit: Audit) -> Result<(), Error> {
-        let store = self.clone();
-        self.write(SMALL, move |connection, _| write_audit(connection, &audit, store.clock_now())).await
     }
 
     pub(super) async fn audit(

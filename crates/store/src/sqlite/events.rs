@@ -12,11 +12,11 @@ use posthaste_core::time::Timestamp;
 use posthaste_core::trace::TraceContext;
 use rusqlite::{Connection, params};
 
-use super::writer::{State, Turn};
+use super::writer::{GroupContext, State};
 use super::{Sqlite, configuration, routing, row};
 use crate::columns::{class_code, limit, lines, millis, state_columns, unsigned};
-use crate::feed::Fed;
-use crate::publishing::{KnownBy, answer_for_our_ids, digest_of, unanswered};
+use crate::feed::CommittedDelivery;
+use crate::publishing::{DuplicateBy, answer_for_our_ids, digest_of, unanswered};
 use crate::routing::{Planned, Versions};
 use crate::{Error, NewEvent, Published, partition_of};
 
@@ -59,7 +59,7 @@ impl Sqlite {
                         continue;
                     }
                 };
-                new.has_been_resolved();
+                new.mark_resolved();
                 bytes += new.event.data.as_str().len() + ROW_BYTES * (1 + chosen.len());
                 plans.push(Plan { digest: digest_of(&new.event).await?, versions: routing.versions, chosen, new });
             }
@@ -93,7 +93,7 @@ const PLANNED_MAX: usize = 10;
 
 /// `None`: nothing was written, because the tenant has changed since it was planned, and planning again takes too long to do it
 /// here, where every publisher waits.
-fn publish(store: &Sqlite, turn: &Turn<'_>, state: &mut State, plan: &mut Plan) -> Result<Option<Published>, Error> {
+fn publish(store: &Sqlite, turn: &GroupContext<'_>, state: &mut State, plan: &mut Plan) -> Result<Option<Published>, Error> {
     let event = Arc::clone(&plan.new.event);
     let versions = state.versions(turn, &event.tenant)?;
     if versions != plan.versions {
@@ -170,7 +170,7 @@ pub(super) struct NewDelivery<'a> {
 }
 
 /// Writes it, and tells of it once it is committed. Answers its row.
-pub(super) fn insert(turn: &Turn<'_>, state: &mut State, new: &NewDelivery<'_>) -> Result<i64, Error> {
+pub(super) fn insert(turn: &GroupContext<'_>, state: &mut State, new: &NewDelivery<'_>) -> Result<i64, Error> {
     let Planned { endpoint, class, is_priority } = new.planned;
     let waiting = state_columns(DeliveryState::Waiting { due: new.due });
     let partition = partition_of(&new.event.tenant);
@@ -198,7 +198,7 @@ pub(super) fn insert(turn: &Turn<'_>, state: &mut State, new: &NewDelivery<'_>) 
     ];
     turn.execute_often(INSERT_DELIVERY, columns)?;
     if state.is_fed {
-        state.fed.push(Fed {
+        state.fed.push(CommittedDelivery {
             endpoint,
             tenant: new.event.tenant.clone(),
             partition,
@@ -254,7 +254,7 @@ fn published_before(connection: &Connection, new: &NewEvent, now: Timestamp) -> 
         let mut select = connection.prepare_cached(SELECT_PUBLISHED_BEFORE)?;
         let found = row::first(select.query(params![event.tenant.as_str(), kind, key, now.as_millis()])?, |row| {
             if row::column::<[u8; 32]>(row, "fingerprint")? != new.fingerprint {
-                return Ok(Published::Conflict { event: row::parsed(row, "id", EventId::parse)?, by: KnownBy::of_kind(kind) });
+                return Ok(Published::Conflict { event: row::parsed(row, "id", EventId::parse)?, by: DuplicateBy::of_kind(kind) });
             }
             Ok(Published::Duplicate {
                 event: row::parsed(row, "id", EventId::parse)?,

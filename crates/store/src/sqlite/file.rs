@@ -72,7 +72,7 @@ pub(super) fn open(data_dir: &Path, options: &Options) -> Result<Opened, Error> 
     let check = |error: Error| match error {
         Error::Unavailable(cause) => damaged(data_dir, &cause.to_string()),
         Error::Corrupt { what } => damaged(data_dir, &format!("its {what} is not readable")),
-        other @ (Error::Unknown | Error::Overloaded { .. } | Error::Unusable(_) | Error::TooNew) => other,
+        other @ (Error::CommitInDoubt | Error::Overloaded { .. } | Error::Unusable(_) | Error::TooNew) => other,
     };
     // Before SQLite makes them, which gives its other files the mode of the database.
     for name in [DATABASE.to_owned(), format!("{DATABASE}-wal"), format!("{DATABASE}-shm")] {

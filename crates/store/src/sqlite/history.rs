@@ -13,7 +13,7 @@ use super::{Sqlite, configuration, lanes, row};
 use crate::columns::{StateColumns, checked_data, duration, labels, limit, outcome, signed, state, unsigned};
 use crate::history::{SCAN_ROWS_MAX, cursor_of_dead, read_cursor_of_dead, read_cursor_of_seq};
 use crate::{
-    AttemptRecord, Cursor, DeliveryQuery, DeliveryRow, EndpointVersion, Error, EventQuery, EventRow, MadeAfter, Page, StatusFilter,
+    AttemptRecord, Cursor, DeliveryQuery, DeliveryRow, EndpointVersion, Error, EventQuery, EventRow, Page, RowsAfter, StatusFilter,
     endpoint_versions,
 };
 
@@ -47,7 +47,7 @@ impl Sqlite {
         .await
     }
 
-    pub(super) async fn made_after(&self, query: MadeAfter) -> Result<Vec<Seq>, Error> {
+    pub(super) async fn rows_after(&self, query: RowsAfter) -> Result<Vec<Seq>, Error> {
         self.read(move |connection| {
             let filter = match (&query.endpoint, &query.tenant) {
                 (Some(_), _) => "endpoint = :endpoint AND (:tenant IS NULL OR tenant = :tenant) AND",

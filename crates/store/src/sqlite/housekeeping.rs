@@ -13,12 +13,12 @@ use posthaste_core::time::Timestamp;
 use rusqlite::{Connection, Row, params};
 
 use super::retention::{Budget, SELECT_RETAINED, free_pages, has_free_pages, look_again, look_for_due, walk};
-use super::writer::{State, Turn};
+use super::writer::{GroupContext, State};
 use super::{SMALL, Sqlite, configuration, row};
 use crate::columns::{limit, millis, unsigned};
 use crate::endpoint_versions::STRAGGLERS_MAX;
 use crate::housekeeping::Rotation;
-use crate::{Audit, Error, Housekeeping, MINUTES_KEPT, Overdue, OverdueReason, SweptAway, secrets};
+use crate::{Audit, CleanupStep, Error, Housekeeping, MINUTES_KEPT, Overdue, OverdueReason, secrets};
 
 /// Rows that a look at what there is little of goes over.
 const LOOK_ROWS: usize = 500;
@@ -28,8 +28,8 @@ const DELETED_ENDPOINTS_PER_LOOK: usize = 250;
 const OVERDUE_ROWS_READ_MAX: usize = 5_000;
 
 /// A place in an index by time and id.
-type Place = (i64, Vec<u8>);
-const FRONT: Place = (i64::MIN, Vec::new());
+type IndexPosition = (i64, Vec<u8>);
+const FRONT: IndexPosition = (i64::MIN, Vec::new());
 
 /// How far cleanup has come. What has to survive a restart is in the database.
 #[derive(Debug)]
@@ -38,9 +38,9 @@ pub(super) struct Progress {
     /// Rows of the next turn.
     rows: usize,
     /// Where the next look starts; at the front after the last row.
-    endpoints: Place,
+    endpoints: IndexPosition,
     tenants: (i64, String),
-    replays: Place,
+    replays: IndexPosition,
     versions: (Vec<u8>, i64),
     lanes: Vec<u8>,
     resealed: Vec<u8>,
@@ -70,26 +70,26 @@ const EMPTIED_PAUSE: Duration = Duration::from_millis(20);
 
 /// Where the next look for overdue deliveries starts.
 #[derive(Debug, Default)]
-pub(super) struct OverdueProgress(Mutex<OverduePlaces>);
+pub(super) struct OverdueProgress(Mutex<OverduePositions>);
 
 #[derive(Clone, Debug)]
-struct OverduePlaces {
+struct OverduePositions {
     retained: i64,
-    endpoints: Place,
+    endpoints: IndexPosition,
 }
 
-impl Default for OverduePlaces {
-    fn default() -> OverduePlaces {
-        OverduePlaces { retained: 0, endpoints: FRONT }
+impl Default for OverduePositions {
+    fn default() -> OverduePositions {
+        OverduePositions { retained: 0, endpoints: FRONT }
     }
 }
 
 impl Sqlite {
-    pub(super) async fn sweep_away(&self, limits: Housekeeping) -> Result<SweptAway, Error> {
+    pub(super) async fn clean_up(&self, limits: Housekeeping) -> Result<CleanupStep, Error> {
         // All that follows destroys, by the clock. Whatever has to be true before that is asked here.
         let now = self.clock_now();
         let progress = &mut *self.0.housekeeping.lock().await;
-        let mut step = Step { store: self, limits, now, swept: SweptAway::default() };
+        let mut step = Step { store: self, limits, now, swept: CleanupStep::default() };
         step.delete_events(progress).await?;
         if progress.rotation.are_others_due() {
             step.delete_retained(progress).await?;
@@ -198,7 +198,7 @@ struct Step<'s> {
     store: &'s Sqlite,
     limits: Housekeeping,
     now: Timestamp,
-    swept: SweptAway,
+    swept: CleanupStep,
 }
 
 impl Step<'_> {
@@ -210,7 +210,7 @@ impl Step<'_> {
     async fn turn<T: Send + 'static>(
         &mut self,
         progress: &mut Progress,
-        mut work: impl FnMut(&Turn<'_>, &mut State, &mut Budget) -> Result<T, Error> + Send + 'static,
+        mut work: impl FnMut(&GroupContext<'_>, &mut State, &mut Budget) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         let rows = self.rows(progress);
         let (done, took) = self
@@ -232,7 +232,7 @@ impl Step<'_> {
         &mut self,
         progress: &mut Progress,
         keys: Vec<K>,
-        mut remove: impl FnMut(&Turn<'_>, &mut State, &K) -> Result<u64, Error> + Send + 'static,
+        mut remove: impl FnMut(&GroupContext<'_>, &mut State, &K) -> Result<u64, Error> + Send + 'static,
     ) -> Result<u64, Error> {
         if keys.is_empty() {
             return Ok(0);
@@ -273,7 +273,7 @@ impl Step<'_> {
                 self.swept.events += walked.swept.events;
                 self.swept.deliveries += walked.swept.deliveries;
                 progress.rotation.was_not_reached(tenants.into_iter().skip(walked.reached));
-                walked.more.into_iter().for_each(|tenant| progress.rotation.has_more(tenant));
+                walked.more.into_iter().for_each(|tenant| progress.rotation.requeue(tenant));
                 Ok(())
             }
             Err(error) => {
@@ -300,7 +300,7 @@ impl Step<'_> {
         let is_cut = retained.len() >= rows;
         let (swept, is_done) = self
             .turn(progress, move |turn, _, budget| {
-                let mut swept = SweptAway::default();
+                let mut swept = CleanupStep::default();
                 for (place, (event, _)) in retained.iter().enumerate() {
                     if place > 0 && budget.is_spent() {
                         return Ok((swept, false));
@@ -410,7 +410,7 @@ impl Step<'_> {
     async fn delete_replays(&mut self, progress: &mut Progress, rows: usize) -> Result<(), Error> {
         let ((at, after), now) = (progress.replays.clone(), self.now.as_millis());
         let retention = millis(self.store.0.options.retention.as_duration());
-        let looked: Vec<(Place, bool)> = self
+        let looked: Vec<(IndexPosition, bool)> = self
             .store
             .read(move |connection| {
                 let mut select = connection.prepare_cached(SELECT_REPLAYS)?;
@@ -443,7 +443,7 @@ impl Step<'_> {
     /// Deleted endpoints, with their secrets and lane states, once no delivery refers to them.
     async fn delete_endpoints(&mut self, progress: &mut Progress, rows: usize) -> Result<(), Error> {
         let ((at, after), before) = (progress.endpoints.clone(), self.now.as_millis() - millis(self.limits.deleted_kept));
-        let looked: Vec<(Place, bool)> = self
+        let looked: Vec<(IndexPosition, bool)> = self
             .store
             .read(move |connection| {
                 let mut select = connection.prepare_cached(SELECT_DELETED_ENDPOINTS)?;
@@ -461,7 +461,7 @@ impl Step<'_> {
                 if deleted > 0 {
                     turn.execute_often(DELETE_LANE, [id])?;
                     if let Ok(id) = <[u8; 16]>::try_from(id.as_slice()) {
-                        store.0.lanes_shown.lock().remove(&EndpointId::from_bytes(id));
+                        store.0.lane_snapshots.lock().remove(&EndpointId::from_bytes(id));
                     }
                 }
                 Ok(deleted as u64)
@@ -581,7 +581,7 @@ impl Step<'_> {
     }
 }
 
-fn reseal(store: &Sqlite, turn: &Turn<'_>, id: &[u8]) -> Result<u64, Error> {
+fn reseal(store: &Sqlite, turn: &GroupContext<'_>, id: &[u8]) -> Result<u64, Error> {
     let mut select = turn.prepare_cached("SELECT id, sealed FROM endpoints WHERE id = ?1")?;
     let found = row::first(select.query([id])?, |row| {
         Ok((EndpointId::from_bytes(row::column(row, "id")?), row::column::<Vec<u8>>(row, "sealed")?))
@@ -686,10 +686,11 @@ const SELECT_WAITING: &str = "SELECT d.endpoint, d.id, d.seq FROM deliveries d I
      WHERE d.endpoint = ?1 AND d.status = 'waiting' LIMIT ?2";
 
 /// What waits at deleted endpoints: at the newest, and at some of the others in turn. Answers where to go on.
-fn of_deleted(connection: &Connection, from: &Place, rows_max: usize) -> Result<(Place, Vec<Overdue>), Error> {
+fn of_deleted(connection: &Connection, from: &IndexPosition, rows_max: usize) -> Result<(IndexPosition, Vec<Overdue>), Error> {
     let place = |row: &Row<'_>| Ok((row::column::<i64>(row, "deleted_at_ms")?, row::column::<Vec<u8>>(row, "id")?));
     let mut newest = connection.prepare_cached(SELECT_NEWEST_DELETED)?;
-    let mut endpoints: BTreeSet<Place> = row::all(newest.query([limit(DELETED_ENDPOINTS_PER_LOOK)])?, place)?.into_iter().collect();
+    let mut endpoints: BTreeSet<IndexPosition> =
+        row::all(newest.query([limit(DELETED_ENDPOINTS_PER_LOOK)])?, place)?.into_iter().collect();
     let mut next = connection.prepare_cached(SELECT_NEXT_DELETED)?;
     let others = row::all(next.query(params![from.0, from.1, limit(DELETED_ENDPOINTS_PER_LOOK)])?, place)?;
     let go_on = others.last().filter(|_| others.len() >= DELETED_ENDPOINTS_PER_LOOK).cloned().unwrap_or(FRONT);

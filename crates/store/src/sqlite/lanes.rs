@@ -3,12 +3,12 @@
 use posthaste_core::delivery::State as DeliveryState;
 use posthaste_core::event::{Event, EventType, Timing};
 use posthaste_core::id::{DeliveryId, EndpointId, EventId, TenantId};
-use posthaste_core::scheduler::{Class, Entry, Seq, Want};
+use posthaste_core::scheduler::{Class, Entry, Seq, WindowQuery};
 use posthaste_core::text::{IdempotencyKey, OrderingKey, Version};
 use posthaste_core::time::Timestamp;
 use rusqlite::{Connection, Row, params};
 
-use super::writer::{State, Turn};
+use super::writer::{GroupContext, State};
 use super::{SMALL, Sqlite, configuration, row};
 use crate::columns::{
     StateColumns, checked_data, class, class_code, labels, limit, millis, outcome_columns, signed, state_columns, trace_context,
@@ -17,7 +17,8 @@ use crate::columns::{
 use crate::routing::schedule_of;
 use crate::statistics::CountedAttempt;
 use crate::{
-    AttemptRecord, Body, BodyError, Error, LaneState, Record, Recorded, RecordedAs, Swept, WindowAsked, WindowRows, document,
+    AttemptRecord, Body, BodyError, DeliveryChange, Error, LaneState, Record, RecordResult, SweepPage, WindowRequest, WindowRows,
+    document,
 };
 
 impl Sqlite {
@@ -26,7 +27,7 @@ impl Sqlite {
         self.read_for_work(move |connection| with_work(connection, after, rows_max)).await
     }
 
-    pub(super) async fn sweep(&self, after: Seq, rows_max: usize) -> Result<Swept, Error> {
+    pub(super) async fn sweep(&self, after: Seq, rows_max: usize) -> Result<SweepPage, Error> {
         self.read_for_work(move |connection| {
             let highest = last_seq(connection)?;
             let mut select = connection.prepare_cached(SELECT_SWEPT_END)?;
@@ -36,12 +37,12 @@ impl Sqlite {
             let mut select = connection.prepare_cached(SELECT_SWEPT)?;
             let rows = select.query(params![signed(after), end])?;
             let endpoints = row::all(rows, |row| Ok(EndpointId::from_bytes(row::column(row, "endpoint")?)))?;
-            Ok(Swept { endpoints, highest, next: last.map(unsigned) })
+            Ok(SweepPage { endpoints, highest, next: last.map(unsigned) })
         })
         .await
     }
 
-    pub(super) async fn windows(&self, asked: Vec<WindowAsked>) -> Result<Vec<WindowRows>, Error> {
+    pub(super) async fn windows(&self, asked: Vec<WindowRequest>) -> Result<Vec<WindowRows>, Error> {
         self.read_for_work(move |connection| {
             let seen = last_seq(connection)?;
             asked.iter().map(|asked| window(connection, asked, seen)).collect()
@@ -68,7 +69,7 @@ impl Sqlite {
         .await
     }
 
-    pub(super) async fn record(&self, records: Vec<Record>) -> Result<Vec<RecordedAs>, Error> {
+    pub(super) async fn record(&self, records: Vec<Record>) -> Result<Vec<RecordResult>, Error> {
         let store = self.clone();
         self.write(SMALL * records.len(), move |turn, state| records.iter().map(|one| record(&store, turn, state, one)).collect())
             .await
@@ -97,22 +98,22 @@ pub(super) fn with_work(connection: &Connection, after: Option<EndpointId>, rows
     Ok(found)
 }
 
-fn window(connection: &Connection, asked: &WindowAsked, seen: Seq) -> Result<WindowRows, Error> {
+fn window(connection: &Connection, asked: &WindowRequest, seen: Seq) -> Result<WindowRows, Error> {
     let (endpoint, wanted) = (asked.endpoint.to_bytes(), limit(asked.limit.saturating_add(1)));
     let mut rows = match &asked.want {
-        Want::Fresh(class) => {
+        WindowQuery::Fresh(class) => {
             let mut select = connection.prepare_cached(SELECT_QUEUED)?;
             row::all(select.query(params![endpoint, class_code(*class), wanted])?, entry)?
         }
-        Want::Later(class) => {
+        WindowQuery::Later(class) => {
             let mut select = connection.prepare_cached(SELECT_QUEUED)?;
             row::all(select.query(params![endpoint, LATER + class_code(*class), wanted])?, entry)?
         }
-        Want::Head(key) => {
+        WindowQuery::Head(key) => {
             let mut select = connection.prepare_cached(SELECT_HEAD)?;
             row::all(select.query(params![endpoint, key.as_str()])?, entry)?
         }
-        Want::Heads { after } => {
+        WindowQuery::Heads { after } => {
             let after = after.as_ref().map_or("", OrderingKey::as_str);
             let mut select = connection.prepare_cached(SELECT_HEADS)?;
             row::all(select.query(params![endpoint, after, wanted])?, entry)?
@@ -275,31 +276,31 @@ pub(super) fn timing(row: &Row<'_>) -> Result<Timing, Error> {
     Ok(Timing::stored(row::optional_timestamp(row, "deliver_at_ms")?, row::optional_timestamp(row, "expires_at_ms")?))
 }
 
-fn record(store: &Sqlite, turn: &Turn<'_>, state: &mut State, record: &Record) -> Result<RecordedAs, Error> {
+fn record(store: &Sqlite, turn: &GroupContext<'_>, state: &mut State, record: &Record) -> Result<RecordResult, Error> {
     let seq = match &record.recorded {
-        Recorded::Attempt { seq, .. } | Recorded::Moved { seq, .. } => Some(signed(*seq)),
-        Recorded::Nothing => None,
+        DeliveryChange::Attempt { seq, .. } | DeliveryChange::Moved { seq, .. } => Some(signed(*seq)),
+        DeliveryChange::Nothing => None,
     };
     if record.epoch != state.epoch && !may_still_record(turn, record, seq, store.clock_now())? {
-        return Ok(RecordedAs::NotOwner);
+        return Ok(RecordResult::NotOwner);
     }
     let moved = match &record.recorded {
-        Recorded::Attempt { seq, attempt, state } => record_attempt(turn, signed(*seq), attempt, *state)?,
-        Recorded::Moved { seq, state, .. } => move_on(turn, signed(*seq), *state)?,
-        Recorded::Nothing => true,
+        DeliveryChange::Attempt { seq, attempt, state } => record_attempt(turn, signed(*seq), attempt, *state)?,
+        DeliveryChange::Moved { seq, state, .. } => move_on(turn, signed(*seq), *state)?,
+        DeliveryChange::Nothing => true,
     };
     if !moved {
-        return Ok(RecordedAs::MovedOn);
+        return Ok(RecordResult::MovedOn);
     }
-    if let Recorded::Attempt { attempt, state: led_to, .. } = &record.recorded {
+    if let DeliveryChange::Attempt { attempt, state: led_to, .. } = &record.recorded {
         CountedAttempt::new(record.endpoint, attempt, *led_to).write(&mut state.uncounted);
     }
-    if let Recorded::Moved { audit: Some(audit), .. } = &record.recorded {
+    if let DeliveryChange::Moved { audit: Some(audit), .. } = &record.recorded {
         configuration::write_audit(turn, audit, store.clock_now())?;
     }
     if record.epoch != state.epoch {
         turn.prepare_cached("DELETE FROM handed_over WHERE delivery_seq = ?1")?.execute([seq])?;
-        return Ok(RecordedAs::Done);
+        return Ok(RecordResult::Done);
     }
     if let Some(LaneState { memory, timeout, version }) = &record.lane {
         turn.prepare_cached(UPSERT_LANE)?.execute(params![
@@ -311,7 +312,7 @@ fn record(store: &Sqlite, turn: &Turn<'_>, state: &mut State, record: &Record) -
     if let Some(reason) = record.disables_endpoint {
         configuration::disable_endpoint(turn, state, record.endpoint, reason, store.clock_now())?;
     }
-    Ok(RecordedAs::Done)
+    Ok(RecordResult::Done)
 }
 
 /// A leaver may record exactly what it said it would.
@@ -321,7 +322,7 @@ fn may_still_record(connection: &Connection, record: &Record, seq: Option<i64>, 
     Ok(select.exists(params![seq, signed(record.epoch), now.as_millis()])?)
 }
 
-fn record_attempt(turn: &Turn<'_>, seq: i64, attempt: &AttemptRecord, state: DeliveryState) -> Result<bool, Error> {
+fn record_attempt(turn: &GroupContext<'_>, seq: i64, attempt: &AttemptRecord, state: DeliveryState) -> Result<bool, Error> {
     let (outcome, status_code) = outcome_columns(attempt.outcome);
     let attempted_at = attempt.attempted_at.as_millis();
     let version = attempt.endpoint_version.map(signed);

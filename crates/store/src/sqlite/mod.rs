@@ -34,12 +34,12 @@ use rusqlite::Connection;
 use tokio::sync::Semaphore;
 
 use crate::clock::Clock;
-use crate::commands::Commander;
-use crate::feed::{Feed, Feeder};
+use crate::commands::CommandChannel;
+use crate::feed::{Feed, FeedSender};
 use crate::routing::Routings;
-use crate::{Epoch, Error, LaneShown, NodeId, Options};
+use crate::{Epoch, Error, LaneSnapshot, NodeId, Options};
 use row_numbers::RowNumbers;
-use writer::{Surroundings, Turn, Writer};
+use writer::{GroupContext, Writer, WriterContext};
 
 /// Connections that read what people ask for: lists, single rows, statistics. Some of these queries are slow.
 const PEOPLES_READERS: usize = 4;
@@ -64,14 +64,14 @@ struct Inner {
     /// Whether there is something about the clock in the database.
     is_suspicion_kept: AtomicBool,
     ids: Mutex<Sequence>,
-    feeder: Arc<Feeder>,
+    feeder: Arc<FeedSender>,
     routings: Routings,
     options: Options,
     epoch: Epoch,
     /// The one node there is.
     node: Mutex<Option<NodeId>>,
-    commander: Commander,
-    lanes_shown: Mutex<HashMap<EndpointId, LaneShown>>,
+    commander: CommandChannel,
+    lane_snapshots: Mutex<HashMap<EndpointId, LaneSnapshot>>,
     housekeeping: tokio::sync::Mutex<housekeeping::Progress>,
     overdue: housekeeping::OverdueProgress,
     /// Released when the last handle is gone.
@@ -85,7 +85,7 @@ impl Sqlite {
         let opened = file::open(data_dir, &options)?;
         // Ids grow from row to row, also if the clock was set back between two starts.
         let ids = history::last_id(&opened.connection)?.map(Sequence::after).unwrap_or_default();
-        let feeder = Arc::new(Feeder::default());
+        let feeder = Arc::new(FeedSender::default());
         let peoples_readers = Readers::new(&opened.path, PEOPLES_READERS)?;
         let work_readers = Readers::new(&opened.path, WORK_READERS)?;
         let numbers = RowNumbers::load(&opened.connection)?;
@@ -94,7 +94,7 @@ impl Sqlite {
         let writer = Writer::start(
             opened.connection,
             numbers,
-            Surroundings {
+            WriterContext {
                 path: opened.path,
                 marker: opened.marker,
                 marker_path: opened.marker_path,
@@ -116,8 +116,8 @@ impl Sqlite {
             options,
             epoch: opened.epoch,
             node: Mutex::new(None),
-            commander: Commander::default(),
-            lanes_shown: Mutex::default(),
+            commander: CommandChannel::default(),
+            lane_snapshots: Mutex::default(),
             housekeeping: tokio::sync::Mutex::default(),
             overdue: housekeeping::OverdueProgress::default(),
             _lock: opened.lock,
@@ -167,7 +167,7 @@ impl Sqlite {
     async fn write<T: Send + 'static>(
         &self,
         bytes: usize,
-        verb: impl FnMut(&Turn<'_>, &mut writer::State) -> Result<T, Error> + Send + 'static,
+        verb: impl FnMut(&GroupContext<'_>, &mut writer::State) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         self.0.writer.write(bytes, verb).await
     }
@@ -222,7 +222,7 @@ impl From<rusqlite::Error> for Error {
 
 macro_rules! verbs {
     ($($verb:ident($($name:ident: $type:ty),*) -> $answer:ty;)*) => {
-        $(fn $verb(&self, $($name: $type),*) -> crate::Answer<'_, $answer> {
+        $(fn $verb(&self, $($name: $type),*) -> crate::StoreFuture<'_, $answer> {
             Box::pin(Sqlite::$verb(self, $($name),*))
         })*
     };
@@ -238,12 +238,12 @@ mod verbs {
 
     use super::{Feed, Sqlite};
     use crate::{
-        Answer, Applied, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command,
-        Commanded, Commands, Configured, DeliveryQuery, DeliveryRow, EndSessions, EndpointQuery, EndpointVersion, EventQuery,
-        EventRow, GivenUp, HandedOver, Housekeeping, Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay,
-        NewSession, NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordedAs, Refusal, ReplayCount,
-        ReplayFilter, ReplayRow, SealedValues, SessionQuery, StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredSession,
-        StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
+        ApplyResult, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, ChangeResult, Claimed, CleanupStep,
+        ClockStatus, Command, CommandOutcome, Commands, DeliveryQuery, DeliveryRow, EndSessions, EndpointBundle, EndpointQuery,
+        EndpointVersion, EventQuery, EventRow, GivenUp, HandedOver, Housekeeping, Key, KeyHash, LaneSnapshot, LaneState, NewEvent,
+        NewReplay, NewSession, NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordResult, Refusal, ReplayCount,
+        ReplayFilter, ReplayRow, RowsAfter, SealedValues, SessionQuery, StatisticsQuery, StatisticsStep, Store, StoreFuture,
+        StoredEndpoint, StoredSession, StoredTenant, SweepPage, WindowRequest, WindowRows,
     };
 
     impl Store for Sqlite {
@@ -268,20 +268,20 @@ mod verbs {
         }
 
         // Nobody else is asked who owns what.
-        fn join(&self, node: NodeId) -> Answer<'_, ()> {
+        fn join(&self, node: NodeId) -> StoreFuture<'_, ()> {
             self.set_node(node);
             Box::pin(ready(Ok(())))
         }
 
         /// There is nobody to tell that it lives. It is asked every second, which is when the clock is looked at.
-        fn renew(&self, node: NodeId) -> Answer<'_, Result<(), Refusal>> {
+        fn renew(&self, node: NodeId) -> StoreFuture<'_, Result<(), Refusal>> {
             Box::pin(async move {
                 self.keep_suspicion().await;
                 Ok(self.knows(node))
             })
         }
 
-        fn nodes(&self) -> Answer<'_, Vec<NodeId>> {
+        fn nodes(&self) -> StoreFuture<'_, Vec<NodeId>> {
             Box::pin(ready(Ok(self.node())))
         }
 
@@ -293,17 +293,17 @@ mod verbs {
             self.0.commander.listen()
         }
 
-        fn show_lanes(&self, lanes: Vec<LaneShown>) -> Answer<'_, ()> {
+        fn publish_lanes(&self, lanes: Vec<LaneSnapshot>) -> StoreFuture<'_, ()> {
             self.keep_shown(lanes);
             Box::pin(ready(Ok(())))
         }
 
-        fn lanes_shown(&self, endpoints: Vec<EndpointId>) -> Answer<'_, Vec<LaneShown>> {
+        fn lane_snapshots(&self, endpoints: Vec<EndpointId>) -> StoreFuture<'_, Vec<LaneSnapshot>> {
             Box::pin(ready(Ok(self.shown(&endpoints))))
         }
 
         verbs! {
-            configure(change: Change, audit: Audit) -> Result<Configured, Refusal>;
+            configure(change: Change, audit: Audit) -> Result<ChangeResult, Refusal>;
             configuration_number() -> u64;
             endpoint(tenant: Option<TenantId>, id: EndpointId) -> Option<StoredEndpoint>;
             tenant_versions(tenants: Vec<TenantId>) -> Vec<u64>;
@@ -319,26 +319,25 @@ mod verbs {
             session(token: KeyHash) -> Option<StoredSession>;
             sessions(query: SessionQuery) -> Vec<StoredSession>;
             end_sessions(which: EndSessions, audit: Audit) -> u64;
-            note(audit: Audit) -> ();
             audit(tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> Vec<AuditRow>;
             publish(events: Vec<NewEvent>) -> Vec<Published>;
             work(after: Option<EndpointId>, limit: usize) -> Vec<EndpointId>;
-            sweep(after: Seq, limit: usize) -> Swept;
-            take_up(endpoints: Vec<EndpointId>) -> Vec<TakenUp>;
-            windows(asked: Vec<WindowAsked>) -> Vec<WindowRows>;
+            sweep(after: Seq, limit: usize) -> SweepPage;
+            load_endpoints(endpoints: Vec<EndpointId>) -> Vec<EndpointBundle>;
+            windows(asked: Vec<WindowRequest>) -> Vec<WindowRows>;
             bodies(deliveries: Vec<Seq>) -> Vec<Body>;
-            record(records: Vec<Record>) -> Vec<RecordedAs>;
+            record(records: Vec<Record>) -> Vec<RecordResult>;
             lane(endpoint: EndpointId) -> Option<LaneState>;
-            command(partition: Partition, command: Command) -> Commanded;
-            apply(tenant: TenantId, endpoint: Option<EndpointId>) -> Applied;
+            command(partition: Partition, command: Command) -> CommandOutcome;
+            apply(tenant: TenantId, endpoint: Option<EndpointId>) -> ApplyResult;
             count() -> bool;
             statistics(query: StatisticsQuery) -> Vec<StatisticsStep>;
             backlog(query: BacklogQuery) -> Backlog;
-            ahead(query: PlaceQuery) -> Option<u64>;
+            count_ahead(query: PlaceQuery) -> Option<u64>;
             restamp(endpoint: EndpointId, after: Seq, limit: usize) -> Option<Seq>;
             delivery(tenant: Option<TenantId>, id: DeliveryId) -> Option<DeliveryRow>;
             deliveries(query: DeliveryQuery) -> Page<DeliveryRow>;
-            made_after(query: MadeAfter) -> Vec<Seq>;
+            rows_after(query: RowsAfter) -> Vec<Seq>;
             deliveries_at(rows: Vec<Seq>) -> Vec<DeliveryRow>;
             dead_letters(query: DeliveryQuery) -> Page<DeliveryRow>;
             attempts(delivery: DeliveryId) -> Vec<AttemptRecord>;
@@ -354,8 +353,8 @@ mod verbs {
             running_replays() -> Vec<ReplayRow>;
             step_replay(id: ReplayId, limit: usize, unfinished_max: usize) -> Option<ReplayRow>;
             cancel_replay(id: ReplayId, audit: Audit) -> Option<ReplayRow>;
-            repeat(delivery: DeliveryId, audit: Audit) -> Result<DeliveryRow, Refusal>;
-            sweep_away(limits: Housekeeping) -> SweptAway;
+            redeliver(delivery: DeliveryId, audit: Audit) -> Result<DeliveryRow, Refusal>;
+            clean_up(limits: Housekeeping) -> CleanupStep;
             overdue(limit: usize) -> Vec<Overdue>;
             erase(tenant: Option<TenantId>, event: EventId, audit: Audit) -> bool;
             claim(node: NodeId, share: usize) -> Result<Claimed, Refusal>;
@@ -370,12 +369,12 @@ mod verbs {
 mod tests {
     use std::sync::mpsc;
 
-    use posthaste_core::scheduler::{Class, Want};
+    use posthaste_core::scheduler::{Class, WindowQuery};
     use tokio::task::JoinSet;
     use tokio::time::timeout;
 
     use super::*;
-    use crate::{Keyring, MasterKey, Store, WindowAsked};
+    use crate::{Keyring, MasterKey, Store, WindowRequest};
 
     /// Far longer than any of them takes, and far shorter than for ever.
     const ANSWERED_WITHIN: Duration = Duration::from_secs(20);
@@ -407,11 +406,11 @@ mod tests {
             has_begun.recv_timeout(ANSWERED_WITHIN).expect("a slow query has begun");
         }
         let endpoint = EndpointId::from_unique(store.next_unique());
-        let asked = vec![WindowAsked { endpoint, want: Want::Fresh(Class::Rest), limit: 10 }];
+        let asked = vec![WindowRequest { endpoint, want: WindowQuery::Fresh(Class::Rest), limit: 10 }];
         let work = async {
             Store::windows(&store, asked).await?;
             Store::bodies(&store, vec![1]).await?;
-            Store::take_up(&store, vec![endpoint]).await?;
+            Store::load_endpoints(&store, vec![endpoint]).await?;
             Store::work(&store, None, 10).await?;
             Store::sweep(&store, 0, 10).await?;
             Store::tenant_versions(&store, vec![]).await?;

@@ -13,10 +13,10 @@ use posthaste_core::time::Timestamp;
 use rusqlite::{Connection, Row, named_params, params};
 
 use super::events::{self, NewDelivery, seqs_of_event};
-use super::writer::{State, Turn};
+use super::writer::{GroupContext, State};
 use super::{SMALL, Sqlite, configuration, history, lanes, routing, row};
 use crate::columns::{limit, named, signed, unsigned};
-use crate::replays::{Bounds, ENDPOINTS_PER_STEP, Found, ROWS_PER_ENDPOINT, SCAN_ROWS, SkipReason, Stepped, Successor};
+use crate::replays::{Bounds, ENDPOINTS_PER_STEP, ROWS_PER_ENDPOINT, RowAction, SCAN_ROWS, SkipReason, Stepped, Successor};
 use crate::routing::{Planned, schedule_of};
 use crate::{Audit, BodyError, DeliveryRow, Error, NewReplay, Refusal, ReplayCount, ReplayFilter, ReplayRow, ReplayState, Skipped};
 
@@ -69,11 +69,11 @@ impl Sqlite {
     }
 
     /// Looks at everything, some rows at a time, so that no look is long.
-    async fn count_matching(&self, filter: ReplayFilter) -> Result<Counted, Error> {
+    async fn count_matching(&self, filter: ReplayFilter) -> Result<RangeCount, Error> {
         let filter = Arc::new(filter);
         let (looking, store) = (Arc::clone(&filter), self.clone());
         let bounds = self.read(move |connection| bounds(connection, &store, &looking)).await?;
-        let mut counted = Counted { bounds, count: ReplayCount::default(), endpoints: BTreeSet::new() };
+        let mut counted = RangeCount { bounds, count: ReplayCount::default(), endpoints: BTreeSet::new() };
         let mut cursor = 0;
         loop {
             let (looking, store) = (Arc::clone(&filter), self.clone());
@@ -145,7 +145,7 @@ impl Sqlite {
         .await
     }
 
-    pub(super) async fn repeat(&self, delivery: DeliveryId, audit: Audit) -> Result<Result<DeliveryRow, Refusal>, Error> {
+    pub(super) async fn redeliver(&self, delivery: DeliveryId, audit: Audit) -> Result<Result<DeliveryRow, Refusal>, Error> {
         let store = self.clone();
         self.write(SMALL, move |connection, state| {
             let Some(original) = history::by_id(connection, delivery)? else { return Ok(Err(Refusal::NotFound)) };
@@ -173,14 +173,14 @@ impl Sqlite {
 }
 
 /// What a replay would go over.
-struct Counted {
+struct RangeCount {
     bounds: Bounds,
     count: ReplayCount,
     /// Those with at least one row that matches.
     endpoints: BTreeSet<EndpointId>,
 }
 
-impl Counted {
+impl RangeCount {
     fn add(&mut self, part: BTreeMap<EndpointId, ReplayCount>) {
         for (endpoint, count) in part {
             self.count.add(&count);
@@ -209,13 +209,13 @@ fn count_some(
 ) -> Result<(BTreeMap<EndpointId, ReplayCount>, Option<i64>), Error> {
     let mut counts: BTreeMap<EndpointId, ReplayCount> = BTreeMap::new();
     let mut targets = Targets::new(store);
-    let Look { candidates, more } = look(connection, store, filter, filter.endpoint, bounds, after, SCAN_ROWS)?;
+    let ScanPage { candidates, more } = look(connection, store, filter, filter.endpoint, bounds, after, SCAN_ROWS)?;
     for candidate in &candidates {
         let endpoint = match &candidate.found {
-            Found::NotMatched => continue,
-            Found::Skipped(_) => candidate.endpoint,
-            Found::Make(MadeOf::MissedEvent { planned, .. }) => planned.endpoint,
-            Found::Make(MadeOf::Delivery { event_type, is_priority }) => {
+            RowAction::NotMatched => continue,
+            RowAction::Skipped(_) => candidate.endpoint,
+            RowAction::Make(RowSource::MissedEvent { planned, .. }) => planned.endpoint,
+            RowAction::Make(RowSource::Delivery { event_type, is_priority }) => {
                 if is_erased(connection, candidate.position, bounds.as_of)? {
                     continue;
                 }
@@ -256,15 +256,15 @@ fn has_payload(connection: &Connection, delivery_seq: i64) -> Result<bool, Error
 struct Candidate {
     position: i64,
     endpoint: EndpointId,
-    found: Found<MadeOf>,
+    found: RowAction<RowSource>,
 }
 
-enum MadeOf {
+enum RowSource {
     Delivery { event_type: EventType, is_priority: bool },
     MissedEvent { event: Box<Event>, planned: Planned },
 }
 
-struct Look {
+struct ScanPage {
     candidates: Vec<Candidate>,
     more: bool,
 }
@@ -278,7 +278,7 @@ fn look(
     bounds: &Bounds,
     after: i64,
     rows_max: usize,
-) -> Result<Look, Error> {
+) -> Result<ScanPage, Error> {
     if filter.missing {
         return look_for_missing(connection, store, filter, bounds, after, rows_max);
     }
@@ -304,18 +304,19 @@ fn look(
         let delivery = history::delivery(row)?;
         let found = if filter.covers(&delivery, bounds.as_of) {
             match bounds.successor(row::column(row, "replayed_as")?) {
-                Successor::None => {
-                    Found::Make(MadeOf::Delivery { event_type: delivery.event_type.clone(), is_priority: delivery.is_priority })
-                }
-                Successor::Before => Found::NotMatched,
-                Successor::Meanwhile => Found::Skipped(SkipReason::AlreadyRedelivered),
+                Successor::None => RowAction::Make(RowSource::Delivery {
+                    event_type: delivery.event_type.clone(),
+                    is_priority: delivery.is_priority,
+                }),
+                Successor::Before => RowAction::NotMatched,
+                Successor::Meanwhile => RowAction::Skipped(SkipReason::AlreadyRedelivered),
             }
         } else {
-            Found::NotMatched
+            RowAction::NotMatched
         };
         Ok(Candidate { position: signed(delivery.seq), endpoint: delivery.endpoint, found })
     })?;
-    Ok(Look { more: candidates.len() >= rows_max, candidates })
+    Ok(ScanPage { more: candidates.len() >= rows_max, candidates })
 }
 
 pub(super) const SELECT_MISSING: &str = concat!(
@@ -334,8 +335,8 @@ fn look_for_missing(
     bounds: &Bounds,
     after: i64,
     rows_max: usize,
-) -> Result<Look, Error> {
-    let nothing = Look { candidates: vec![], more: false };
+) -> Result<ScanPage, Error> {
+    let nothing = ScanPage { candidates: vec![], more: false };
     let Some(endpoint) = filter.endpoint else { return Ok(nothing) };
     let mut select = connection.prepare_cached("SELECT * FROM endpoints WHERE id = ?1 AND deleted_at_ms IS NULL")?;
     let Some(stored) = row::first(select.query([endpoint.to_bytes()])?, configuration::endpoint_without_secrets)? else {
@@ -348,7 +349,7 @@ fn look_for_missing(
         let position = row::column(row, "seq")?;
         let successor = bounds.successor(row::column(row, "had")?);
         if successor == Successor::Before {
-            return Ok(Candidate { position, endpoint, found: Found::NotMatched });
+            return Ok(Candidate { position, endpoint, found: RowAction::NotMatched });
         }
         // What was erased or damaged cannot be sent, and nothing tells whether the endpoint would want it.
         let event = lanes::event(row).ok().filter(|event| filter.covers_event(event));
@@ -358,18 +359,18 @@ fn look_for_missing(
             Some((event, planned))
         });
         let found = match planned {
-            None => Found::NotMatched,
-            Some(_) if successor == Successor::Meanwhile => Found::Skipped(SkipReason::AlreadyRedelivered),
-            Some((event, planned)) => Found::Make(MadeOf::MissedEvent { event: Box::new(event), planned }),
+            None => RowAction::NotMatched,
+            Some(_) if successor == Successor::Meanwhile => RowAction::Skipped(SkipReason::AlreadyRedelivered),
+            Some((event, planned)) => RowAction::Make(RowSource::MissedEvent { event: Box::new(event), planned }),
         };
         Ok(Candidate { position, endpoint, found })
     })?;
-    Ok(Look { more: candidates.len() >= rows_max, candidates })
+    Ok(ScanPage { more: candidates.len() >= rows_max, candidates })
 }
 
 fn step(
     store: &Sqlite,
-    turn: &Turn<'_>,
+    turn: &GroupContext<'_>,
     state: &mut State,
     id: ReplayId,
     rows_max: usize,
@@ -404,8 +405,8 @@ fn step(
             continue;
         }
         let is_of_another = replay.filter.endpoint.is_some_and(|only| only != *endpoint);
-        let Look { candidates, more } = if is_of_another {
-            Look { candidates: vec![], more: false }
+        let ScanPage { candidates, more } = if is_of_another {
+            ScanPage { candidates: vec![], more: false }
         } else {
             look(turn, store, &replay.filter, Some(*endpoint), &bounds, *after, rows_left.min(ROWS_PER_ENDPOINT))?
         };
@@ -414,9 +415,9 @@ fn step(
         let (mut cursor, mut is_at_the_end) = (*after, !more);
         for candidate in candidates {
             match candidate.found {
-                Found::NotMatched => {}
-                Found::Skipped(reason) => stepped.skipped.add(reason),
-                Found::Make(made_of) => match makeable(turn, &mut targets, candidate.position, *endpoint, made_of)? {
+                RowAction::NotMatched => {}
+                RowAction::Skipped(reason) => stepped.skipped.add(reason),
+                RowAction::Make(made_of) => match makeable(turn, &mut targets, candidate.position, *endpoint, made_of)? {
                     Err(SkipReason::Erased) if is_erased(turn, candidate.position, bounds.as_of)? => {}
                     Err(reason) => stepped.skipped.add(reason),
                     Ok(_) if made >= made_max => {
@@ -499,13 +500,13 @@ fn makeable(
     targets: &mut Targets<'_>,
     position: i64,
     endpoint: EndpointId,
-    made_of: MadeOf,
+    made_of: RowSource,
 ) -> Result<Result<Makeable, SkipReason>, Error> {
     match made_of {
-        MadeOf::MissedEvent { event, planned } => {
+        RowSource::MissedEvent { event, planned } => {
             Ok(Ok(Makeable { event_seq: position, event: Arc::new(*event), planned, original: None }))
         }
-        MadeOf::Delivery { event_type, is_priority } => {
+        RowSource::Delivery { event_type, is_priority } => {
             let Some((event_seq, Ok(event))) = event_of(connection, position)? else { return Ok(Err(SkipReason::Erased)) };
             let planned = targets.planned(connection, endpoint, &event_type, is_priority)?;
             Ok(planned
@@ -517,7 +518,7 @@ fn makeable(
 
 fn make(
     store: &Sqlite,
-    turn: &Turn<'_>,
+    turn: &GroupContext<'_>,
     state: &mut State,
     replay: &ReplayRow,
     makeable: &Makeable,
@@ -614,7 +615,7 @@ fn event_of(connection: &Connection, delivery_seq: i64) -> Result<Option<FoundEv
 #[expect(clippy::too_many_arguments, reason = "all of it goes into one row")]
 fn make_again(
     store: &Sqlite,
-    turn: &Turn<'_>,
+    turn: &GroupContext<'_>,
     state: &mut State,
     original: Option<i64>,
     (event_seq, event): &(i64, Arc<Event>),

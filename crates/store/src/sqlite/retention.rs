@@ -10,10 +10,10 @@ use posthaste_core::time::Timestamp;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::row;
-use super::writer::Turn;
+use super::writer::GroupContext;
 use crate::columns::{duration, limit};
-use crate::housekeeping::{DueTenant, Fate, TENANTS_PER_LOOK, TenantKeeping, fate, standing};
-use crate::{Error, SweptAway};
+use crate::housekeeping::{DueTenant, RetentionDecision, TENANTS_PER_LOOK, TenantKeeping, fate, standing};
+use crate::{CleanupStep, Error};
 
 /// The writer is given back after this long. A row that is begun is finished, which leaves room below the limit of 5 ms.
 const HOLD_MAX: Duration = Duration::from_millis(4);
@@ -89,7 +89,7 @@ fn keeping_of(connection: &Connection, tenant: &str) -> Result<Option<TenantKeep
 /// What a turn has come to.
 #[derive(Default)]
 pub(super) struct Walked {
-    pub(super) swept: SweptAway,
+    pub(super) swept: CleanupStep,
     /// How many tenants had their turn.
     pub(super) reached: usize,
     /// Those of them that have more to delete.
@@ -103,7 +103,7 @@ const SELECT_EVENT: &str = "SELECT seq, tenant, id, accepted_at_ms, idempotency_
 
 /// Walks on through the events of these tenants, each for so many rows, until the budget is spent.
 pub(super) fn walk(
-    turn: &Turn<'_>,
+    turn: &GroupContext<'_>,
     tenants: &[DueTenant],
     quantum: usize,
     dead_letters_kept: Duration,
@@ -131,14 +131,14 @@ pub(super) fn walk(
 /// Answers the last event that was passed, and for how long the next one should have been.
 #[expect(clippy::too_many_arguments, reason = "one tenant's part of a turn, with all that the turn knows")]
 fn walk_tenant(
-    turn: &Turn<'_>,
+    turn: &GroupContext<'_>,
     tenant: &DueTenant,
     keeping: &TenantKeeping,
     quantum: usize,
     dead_letters_kept: Duration,
     now: Timestamp,
     budget: &mut Budget,
-    swept: &mut SweptAway,
+    swept: &mut CleanupStep,
 ) -> Result<(i64, Option<Duration>), Error> {
     let (mut reached, mut looked_at) = (keeping.swept_to, 0);
     loop {
@@ -170,12 +170,12 @@ pub(super) const SELECT_RETAINED: &str =
 
 /// Looks again at an event that was passed over.
 pub(super) fn look_again(
-    turn: &Turn<'_>,
+    turn: &GroupContext<'_>,
     event_seq: i64,
     dead_letters_kept: Duration,
     now: Timestamp,
     budget: &mut Budget,
-    swept: &mut SweptAway,
+    swept: &mut CleanupStep,
 ) -> Result<(), Error> {
     let event = row::first(turn.prepare_cached(SELECT_EVENT)?.query([event_seq])?, old_event)?;
     let Some(event) = event else {
@@ -230,13 +230,13 @@ pub(super) const SELECT_DELIVERIES: &str =
 
 /// Deletes what may go of an event: deliveries that have ended long enough ago, and the event with the last of them.
 fn examine(
-    turn: &Turn<'_>,
+    turn: &GroupContext<'_>,
     event: &OldEvent,
     tenant: &TenantKeeping,
     dead_letters_kept: Duration,
     now: Timestamp,
     budget: &mut Budget,
-    swept: &mut SweptAway,
+    swept: &mut CleanupStep,
 ) -> Result<Examined, Error> {
     let keeping = tenant.of(event.seq, dead_letters_kept);
     let mut select = turn.prepare_cached(SELECT_DELIVERIES)?;
@@ -252,11 +252,11 @@ fn examine(
     let mut is_any_deleted = false;
     for (seq, fate) in deliveries {
         match fate {
-            Fate::Keep { look_again, is_overdue } => {
+            RetentionDecision::Keep { look_again, is_overdue } => {
                 let (sooner, was_overdue) = retained.unwrap_or((look_again, is_overdue));
                 retained = Some((sooner.min(look_again), was_overdue || is_overdue));
             }
-            Fate::Delete => {
+            RetentionDecision::Delete => {
                 if is_any_deleted && budget.is_spent() {
                     return Ok(Examined::Interrupted);
                 }

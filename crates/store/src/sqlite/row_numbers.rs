@@ -48,7 +48,7 @@ impl RowNumbers {
         Ok(Reservation { events: self.events.reserve(connection)?, deliveries: self.deliveries.reserve(connection)? })
     }
 
-    pub(super) fn has_committed(&mut self, reservation: &Reservation) {
+    pub(super) fn commit(&mut self, reservation: &Reservation) {
         self.events.reserved = reservation.events;
         self.deliveries.reserved = reservation.deliveries;
     }

@@ -7,7 +7,9 @@ use posthaste_core::id::{EndpointId, TenantId};
 use rusqlite::{Connection, Row, params};
 
 use super::{SMALL, Sqlite, row};
-use crate::statistics::{COUNTED_ATTEMPTS_MAX, COUNTED_ENDPOINTS_MAX, CountedAttempt, EVERYBODY, Steps, Tally, Whose, tallies};
+use crate::statistics::{
+    COUNTED_ATTEMPTS_MAX, COUNTED_ENDPOINTS_MAX, CountedAttempt, EVERYBODY, StatisticsOwner, Steps, Tally, tallies,
+};
 use crate::{Error, StatisticsQuery, StatisticsStep};
 
 impl Sqlite {
@@ -105,19 +107,21 @@ const SELECT_OF_ENDPOINT: &str = "SELECT * FROM minutes WHERE endpoint = ?1 AND 
                                     AND (?4 IS NULL OR tenant = ?4)";
 const SELECT_OF_TENANT: &str = "SELECT * FROM minutes_of_tenants WHERE tenant = ?1 AND minute_ms >= ?2 AND minute_ms < ?3";
 
-fn counted(connection: &Connection, whose: &Whose, minute: i64) -> Result<Option<Tally>, Error> {
+fn counted(connection: &Connection, whose: &StatisticsOwner, minute: i64) -> Result<Option<Tally>, Error> {
     let of_tenant = "SELECT * FROM minutes_of_tenants WHERE tenant = ?1 AND minute_ms = ?2";
     match whose {
-        Whose::Endpoint(endpoint, _) => {
+        StatisticsOwner::Endpoint(endpoint, _) => {
             let mut select = connection.prepare_cached("SELECT * FROM minutes WHERE endpoint = ?1 AND minute_ms = ?2")?;
             row::first(select.query(params![endpoint.to_bytes(), minute])?, tally)
         }
-        Whose::Tenant(tenant) => row::first(connection.prepare_cached(of_tenant)?.query(params![tenant.as_str(), minute])?, tally),
-        Whose::Everybody => row::first(connection.prepare_cached(of_tenant)?.query(params![EVERYBODY, minute])?, tally),
+        StatisticsOwner::Tenant(tenant) => {
+            row::first(connection.prepare_cached(of_tenant)?.query(params![tenant.as_str(), minute])?, tally)
+        }
+        StatisticsOwner::Everybody => row::first(connection.prepare_cached(of_tenant)?.query(params![EVERYBODY, minute])?, tally),
     }
 }
 
-fn keep(connection: &Connection, whose: &Whose, minute: i64, tally: &Tally) -> Result<(), Error> {
+fn keep(connection: &Connection, whose: &StatisticsOwner, minute: i64, tally: &Tally) -> Result<(), Error> {
     let [attempts, successes, timeouts, delivered, dead, retried] = tally.counts.columns();
     let (success_times, timeout_times) = (tally.successes.to_bytes(), tally.timeouts.to_bytes());
     let keep_of_tenant = |tenant: &str| {
@@ -130,7 +134,7 @@ fn keep(connection: &Connection, whose: &Whose, minute: i64, tally: &Tally) -> R
             .execute(params![tenant, minute, attempts, successes, timeouts, delivered, dead, retried, success_times, timeout_times])
     };
     match whose {
-        Whose::Endpoint(endpoint, tenant) => connection
+        StatisticsOwner::Endpoint(endpoint, tenant) => connection
             .prepare_cached(
                 "INSERT OR REPLACE INTO minutes (endpoint, minute_ms, tenant, attempts, successes, timeouts, delivered, dead,
                                                  retried, success_times, timeout_times)
@@ -149,8 +153,8 @@ fn keep(connection: &Connection, whose: &Whose, minute: i64, tally: &Tally) -> R
                 success_times,
                 timeout_times
             ])?,
-        Whose::Tenant(tenant) => keep_of_tenant(tenant.as_str())?,
-        Whose::Everybody => keep_of_tenant(EVERYBODY)?,
+        StatisticsOwner::Tenant(tenant) => keep_of_tenant(tenant.as_str())?,
+        StatisticsOwner::Everybody => keep_of_tenant(EVERYBODY)?,
     };
     Ok(())
 }

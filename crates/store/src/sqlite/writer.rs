@@ -26,7 +26,7 @@ use tokio::sync::oneshot;
 
 use super::row_numbers::RowNumbers;
 use super::{file, routing, statistics};
-use crate::feed::{Fed, Feeder};
+use crate::feed::{CommittedDelivery, FeedSender};
 use crate::routing::Versions;
 use crate::{Commits, Epoch, Error};
 
@@ -52,18 +52,18 @@ const DOUBT_MAX: Duration = Duration::from_secs(3);
 #[derive(Debug)]
 pub(super) struct Writer {
     jobs: mpsc::Sender<Message>,
-    waiting: Arc<Waiting>,
+    waiting: Arc<PendingJobs>,
     waiting_bytes_max: usize,
 }
 
 /// What waits for the next group.
 #[derive(Default, Debug)]
-struct Waiting {
+struct PendingJobs {
     callers: AtomicUsize,
     bytes: AtomicUsize,
 }
 
-impl Waiting {
+impl PendingJobs {
     fn come(&self, bytes: usize) {
         self.callers.fetch_add(1, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -87,20 +87,20 @@ enum Message {
 
 /// One caller's part of a transaction. It may be run again after a rollback.
 trait Job: Send {
-    fn run(&mut self, turn: &Turn<'_>, state: &mut State) -> Result<(), Error>;
-    fn answer(self: Box<Self>, became: Became);
+    fn run(&mut self, turn: &GroupContext<'_>, state: &mut State) -> Result<(), Error>;
+    fn answer(self: Box<Self>, outcome: GroupOutcome);
 }
 
 /// The connection while a group has it, and what is said to the database again and again meanwhile: to look a statement up and to put it
 /// back costs nearly a tenth of what it does.
-pub(super) struct Turn<'c> {
+pub(super) struct GroupContext<'c> {
     connection: &'c Connection,
     held: RefCell<Vec<(&'static str, CachedStatement<'c>)>>,
 }
 
-impl<'c> Turn<'c> {
-    fn new(connection: &'c Connection) -> Turn<'c> {
-        Turn { connection, held: RefCell::default() }
+impl<'c> GroupContext<'c> {
+    fn new(connection: &'c Connection) -> GroupContext<'c> {
+        GroupContext { connection, held: RefCell::default() }
     }
 
     /// For the few statements that everybody comes with. Each is known by where its text is, so that it takes a constant.
@@ -116,7 +116,7 @@ impl<'c> Turn<'c> {
     }
 }
 
-impl Deref for Turn<'_> {
+impl Deref for GroupContext<'_> {
     type Target = Connection;
 
     fn deref(&self) -> &Connection {
@@ -126,12 +126,12 @@ impl Deref for Turn<'_> {
 
 /// What has become of a group.
 #[derive(Clone, Debug)]
-enum Became {
+enum GroupOutcome {
     Committed,
     /// Nothing of it was written, and why.
-    Nothing(String),
+    NotWritten(String),
     /// Nobody can say yet, and whoever waits has waited long enough.
-    Unknown,
+    InDoubt,
 }
 
 /// What the writer knows beside the database. Forgotten when a group is rolled back, except for the numbers of rows.
@@ -142,7 +142,7 @@ pub(super) struct State {
     pub(super) numbers: RowNumbers,
     pub(super) epoch: Epoch,
     /// What the group has made, told once it is committed.
-    pub(super) fed: Vec<Fed>,
+    pub(super) fed: Vec<CommittedDelivery>,
     pub(super) is_fed: bool,
     /// The attempts that the group has recorded, as they are noted for counting.
     pub(super) uncounted: Vec<u8>,
@@ -176,14 +176,14 @@ impl State {
     }
 }
 
-struct Verb<V, T> {
+struct QueuedCall<V, T> {
     run: V,
     result: Option<Result<T, Error>>,
     answer: oneshot::Sender<Result<T, Error>>,
 }
 
-impl<T: Send, V: FnMut(&Turn<'_>, &mut State) -> Result<T, Error> + Send> Job for Verb<V, T> {
-    fn run(&mut self, turn: &Turn<'_>, state: &mut State) -> Result<(), Error> {
+impl<T: Send, V: FnMut(&GroupContext<'_>, &mut State) -> Result<T, Error> + Send> Job for QueuedCall<V, T> {
+    fn run(&mut self, turn: &GroupContext<'_>, state: &mut State) -> Result<(), Error> {
         // A verb that panics must not take the only writer with it.
         let result = std::panic::catch_unwind(AssertUnwindSafe(|| (self.run)(turn, state)))
             .unwrap_or_else(|_| Err(Error::unavailable("a write panicked")));
@@ -192,12 +192,13 @@ impl<T: Send, V: FnMut(&Turn<'_>, &mut State) -> Result<T, Error> + Send> Job fo
         if has_failed { Err(Error::unavailable("one of a group has failed")) } else { Ok(()) }
     }
 
-    fn answer(self: Box<Self>, became: Became) {
-        let result = match (became, self.result) {
-            (Became::Committed, Some(result)) | (Became::Nothing(_) | Became::Unknown, Some(result @ Err(_))) => result,
-            (Became::Committed, None) => Err(Error::unavailable("the writer has stopped")),
-            (Became::Nothing(problem), _) => Err(Error::unavailable(problem)),
-            (Became::Unknown, _) => Err(Error::Unknown),
+    fn answer(self: Box<Self>, outcome: GroupOutcome) {
+        let result = match (outcome, self.result) {
+            (GroupOutcome::Committed, Some(result))
+            | (GroupOutcome::NotWritten(_) | GroupOutcome::InDoubt, Some(result @ Err(_))) => result,
+            (GroupOutcome::Committed, None) => Err(Error::unavailable("the writer has stopped")),
+            (GroupOutcome::NotWritten(problem), _) => Err(Error::unavailable(problem)),
+            (GroupOutcome::InDoubt, _) => Err(Error::CommitInDoubt),
         };
         // Whoever asked may have gone; what was committed stays.
         let _ = self.answer.send(result);
@@ -205,26 +206,26 @@ impl<T: Send, V: FnMut(&Turn<'_>, &mut State) -> Result<T, Error> + Send> Job fo
 }
 
 /// Where everything is, and what is done with it between two groups.
-pub(super) struct Surroundings {
+pub(super) struct WriterContext {
     pub(super) path: PathBuf,
     pub(super) marker: File,
     pub(super) marker_path: PathBuf,
     pub(super) epoch: Epoch,
-    pub(super) feeder: Arc<Feeder>,
+    pub(super) feeder: Arc<FeedSender>,
     pub(super) waiting_bytes_max: usize,
     pub(super) commits: Arc<Commits>,
 }
 
 impl Writer {
     /// The thread ends when the last handle is gone and everything before it is written.
-    pub(super) fn start(connection: Connection, numbers: RowNumbers, surroundings: Surroundings) -> Writer {
+    pub(super) fn start(connection: Connection, numbers: RowNumbers, context: WriterContext) -> Writer {
         let (jobs, inbox) = mpsc::channel();
-        let waiting = Arc::<Waiting>::default();
-        let waiting_bytes_max = surroundings.waiting_bytes_max;
+        let waiting = Arc::<PendingJobs>::default();
+        let waiting_bytes_max = context.waiting_bytes_max;
         let seen_waiting = Arc::clone(&waiting);
         std::thread::Builder::new()
             .name("posthaste-writer".to_owned())
-            .spawn(move || Loop::new(connection, surroundings, numbers, seen_waiting).run(&inbox))
+            .spawn(move || Loop::new(connection, context, numbers, seen_waiting).run(&inbox))
             .expect("the system starts a thread");
         Writer { jobs, waiting, waiting_bytes_max }
     }
@@ -233,13 +234,13 @@ impl Writer {
     pub(super) async fn write<T: Send + 'static>(
         &self,
         bytes: usize,
-        verb: impl FnMut(&Turn<'_>, &mut State) -> Result<T, Error> + Send + 'static,
+        verb: impl FnMut(&GroupContext<'_>, &mut State) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
         if self.waiting.bytes.load(Ordering::Relaxed) > self.waiting_bytes_max {
             return Err(Error::Overloaded { retry_after: Duration::from_secs(1) });
         }
         let (answer, answered) = oneshot::channel();
-        let job = Box::new(Verb { run: verb, result: None, answer });
+        let job = Box::new(QueuedCall { run: verb, result: None, answer });
         self.waiting.come(bytes);
         self.jobs.send(Message::Job { job, bytes }).map_err(|_| Error::unavailable("the store is closed"))?;
         answered.await.map_err(|_| Error::unavailable("the store is closed"))?
@@ -265,8 +266,8 @@ impl Writer {
 
 struct Loop {
     connection: Connection,
-    surroundings: Surroundings,
-    waiting: Arc<Waiting>,
+    context: WriterContext,
+    waiting: Arc<PendingJobs>,
     state: State,
     commit_number: i64,
     checkpoints: Checkpoints,
@@ -281,22 +282,22 @@ struct Loop {
 }
 
 impl Loop {
-    fn new(connection: Connection, surroundings: Surroundings, numbers: RowNumbers, waiting: Arc<Waiting>) -> Loop {
+    fn new(connection: Connection, context: WriterContext, numbers: RowNumbers, waiting: Arc<PendingJobs>) -> Loop {
         let state = State {
             versions: HashMap::new(),
             catalogue: None,
             numbers,
-            epoch: surroundings.epoch,
+            epoch: context.epoch,
             fed: Vec::new(),
             is_fed: false,
             uncounted: Vec::new(),
         };
         let commit_number = file::commit_number(&connection).unwrap_or(0);
-        let checkpoints = Checkpoints::start(&surroundings.path);
+        let checkpoints = Checkpoints::start(&context.path);
         let log_frames = Arc::default();
         let mut this = Loop {
             connection,
-            surroundings,
+            context,
             waiting,
             state,
             commit_number,
@@ -336,14 +337,14 @@ impl Loop {
             }
             if !group.is_empty() {
                 let (callers, began_at) = (group.len(), Instant::now());
-                let became = match self.write_group(&mut group, inbox) {
-                    Ok(()) => Became::Committed,
-                    Err(why) => Became::Nothing(why),
+                let outcome = match self.write_group(&mut group, inbox) {
+                    Ok(()) => GroupOutcome::Committed,
+                    Err(why) => GroupOutcome::NotWritten(why),
                 };
-                let is_written = matches!(became, Became::Committed);
-                self.surroundings.commits.group(callers, began_at.elapsed(), is_written);
+                let is_written = matches!(outcome, GroupOutcome::Committed);
+                self.context.commits.group(callers, began_at.elapsed(), is_written);
                 for job in group {
-                    job.answer(became.clone());
+                    job.answer(outcome.clone());
                 }
                 self.last_callers = [callers, self.last_callers[0]];
                 self.tend_the_log();
@@ -352,7 +353,7 @@ impl Loop {
                 let _ = answer.send(self.empty_the_log());
             }
             if let Some(answer) = closing {
-                let closed = file::close(&self.connection, &self.surroundings.marker_path);
+                let closed = file::close(&self.connection, &self.context.marker_path);
                 let Loop { connection, checkpoints, .. } = self;
                 checkpoints.end();
                 drop(connection);
@@ -365,7 +366,7 @@ impl Loop {
             // A close would say that nothing can be missing.
             return;
         }
-        if let Err(error) = file::close(&self.connection, &self.surroundings.marker_path) {
+        if let Err(error) = file::close(&self.connection, &self.context.marker_path) {
             tracing::error!(%error, "the database was not closed cleanly; nothing is lost, and the next start checks it");
         }
     }
@@ -384,12 +385,12 @@ impl Loop {
     }
 
     fn write_group(&mut self, group: &mut Vec<Box<dyn Job>>, inbox: &mpsc::Receiver<Message>) -> Result<(), String> {
-        self.state.is_fed = self.surroundings.feeder.has_listener();
+        self.state.is_fed = self.context.feeder.has_listener();
         if let Err(error) = self.connection.execute_batch("BEGIN IMMEDIATE") {
             return Err(error.to_string());
         }
         // SQLite may roll a whole transaction back by itself, on a full disk say.
-        let turn = Turn::new(&self.connection);
+        let turn = GroupContext::new(&self.connection);
         let all_ran = group.iter_mut().all(|job| job.run(&turn, &mut self.state).is_ok());
         drop(turn);
         if !all_ran {
@@ -431,20 +432,20 @@ impl Loop {
                 tracing::error!(%error, "it is not known whether a group of writes was kept: opening the database anew");
                 let fed = std::mem::take(&mut self.state.fed);
                 self.state.forget();
-                if !self.find_out(number, group, inbox) {
+                if !self.resolve_commit_in_doubt(number, group, inbox) {
                     return Err(error.to_string());
                 }
                 self.state.fed = fed;
             }
         }
         self.commit_number = number;
-        self.state.numbers.has_committed(&reservation);
+        self.state.numbers.commit(&reservation);
         self.state.uncounted.clear();
         // Not flushed: it is only ever compared with what survived.
-        if let Err(error) = self.surroundings.marker.write_all_at(&number.to_le_bytes(), 0) {
+        if let Err(error) = self.context.marker.write_all_at(&number.to_le_bytes(), 0) {
             tracing::warn!(%error, "the marker of the running process cannot be written");
         }
-        self.surroundings.feeder.tell(std::mem::take(&mut self.state.fed));
+        self.context.feeder.send_group(std::mem::take(&mut self.state.fed));
         Ok(())
     }
 
@@ -458,11 +459,11 @@ impl Loop {
 
     /// Opens the database anew, flushes it, and tells whether this commit is in it. Until that works, whoever wants to
     /// write hears that it is impossible, and after a while whoever waits for this commit hears that it is not known.
-    fn find_out(&mut self, number: i64, group: &mut Vec<Box<dyn Job>>, inbox: &mpsc::Receiver<Message>) -> bool {
+    fn resolve_commit_in_doubt(&mut self, number: i64, group: &mut Vec<Box<dyn Job>>, inbox: &mpsc::Receiver<Message>) -> bool {
         let mut pause = Duration::from_millis(50);
         let told_at = Instant::now() + DOUBT_MAX;
         loop {
-            match file::reopen(&self.surroundings.path) {
+            match file::reopen(&self.context.path) {
                 Ok((connection, found)) => {
                     self.connection = connection;
                     self.watch_the_log();
@@ -472,14 +473,14 @@ impl Loop {
                 Err(error) => tracing::error!(%error, "the database cannot be opened and flushed yet"),
             }
             if Instant::now() >= told_at {
-                group.drain(..).for_each(|job| job.answer(Became::Unknown));
+                group.drain(..).for_each(|job| job.answer(GroupOutcome::InDoubt));
             }
             let until = Instant::now() + pause;
             loop {
                 match inbox.recv_timeout(until.saturating_duration_since(Instant::now())) {
                     Ok(Message::Job { job, bytes }) => {
                         self.waiting.gone(bytes);
-                        job.answer(Became::Nothing("the database is being opened anew after a failed flush".to_owned()));
+                        job.answer(GroupOutcome::NotWritten("the database is being opened anew after a failed flush".to_owned()));
                     }
                     Ok(Message::EmptyTheLog(answer)) => {
                         let _ = answer.send(Err(Error::unavailable("the last flush has failed")));
@@ -493,7 +494,7 @@ impl Loop {
                         tracing::error!(
                             "the last flush has failed, and whether it was kept is not known; the next start checks it"
                         );
-                        group.drain(..).for_each(|job| job.answer(Became::Unknown));
+                        group.drain(..).for_each(|job| job.answer(GroupOutcome::InDoubt));
                         self.is_left_in_doubt = true;
                         return false;
                     }
@@ -555,7 +556,7 @@ fn is_certain(error: &rusqlite::Error) -> bool {
 fn in_savepoint(connection: &Connection, state: &mut State, job: &mut dyn Job) -> Result<(), Error> {
     connection.execute_batch("SAVEPOINT one")?;
     let (fed, uncounted) = (state.fed.len(), state.uncounted.len());
-    if job.run(&Turn::new(connection), state).is_err() {
+    if job.run(&GroupContext::new(connection), state).is_err() {
         if connection.is_autocommit() {
             return Err(Error::unavailable("the transaction was rolled back"));
         }
@@ -629,7 +630,7 @@ mod tests {
         let options = Options::new(Keyring::new(MasterKey::generate(), vec![]));
         let opened = file::open(&directory, &options).expect("a database");
         let marker_path = opened.marker_path.clone();
-        let surroundings = Surroundings {
+        let context = WriterContext {
             // As good as a disk that does not answer.
             path: directory.join("gone").join("posthaste.db"),
             marker: opened.marker,
@@ -644,8 +645,8 @@ mod tests {
         let connection = opened.connection;
         let numbers = RowNumbers::load(&connection).unwrap();
         std::thread::spawn(move || {
-            let mut writer = Loop::new(connection, surroundings, numbers, Arc::default());
-            let was_kept = writer.find_out(7, &mut Vec::new(), &inbox);
+            let mut writer = Loop::new(connection, context, numbers, Arc::default());
+            let was_kept = writer.resolve_commit_in_doubt(7, &mut Vec::new(), &inbox);
             writer.run(&inbox);
             let _ = said.send(was_kept);
         });

@@ -16,7 +16,7 @@ crate::conform! {
 
 fn query(world: &World) -> BacklogQuery {
     let now = later(world.store.now(), 1);
-    BacklogQuery { whose: Whose::Everybody, now, lanes_max: 10, rows_per_queue_max: 100, rows_max: 1000 }
+    BacklogQuery { scope: BacklogScope::All, now, lanes_max: 10, rows_per_queue_max: 100, rows_max: 1000 }
 }
 
 /// Whether it is due, was tried, and is the head of its key; and how many.
@@ -40,7 +40,7 @@ async fn what_waits_is_told_apart_by_what_decides_why(world: World) {
     world.deliver(&ended).await;
     let failed = world.delivery("acme").await;
     let due = later(world.store.now(), 3600);
-    assert_eq!(world.try_once(&failed, 1, 500, State::Waiting { due }).await, RecordedAs::Done);
+    assert_eq!(world.try_once(&failed, 1, 500, State::Waiting { due }).await, RecordResult::Done);
     let mut event = world.event("acme", "order.paid");
     event.timing = Timing::new(event.accepted_at, Some(due), None).unwrap();
     world.delivery_of(event).await;
@@ -51,8 +51,8 @@ async fn what_waits_is_told_apart_by_what_decides_why(world: World) {
     }
     let of_acme =
         (endpoint.id, vec![(false, false, true, 1), (false, true, true, 1), (true, false, false, 2), (true, false, true, 4)]);
-    for whose in [Whose::Tenant(endpoint.tenant.clone()), Whose::Endpoint(endpoint.id)] {
-        let backlog = world.store.backlog(BacklogQuery { whose, ..query(&world) }).await.unwrap();
+    for scope in [BacklogScope::Tenant(endpoint.tenant.clone()), BacklogScope::Endpoint(endpoint.id)] {
+        let backlog = world.store.backlog(BacklogQuery { scope, ..query(&world) }).await.unwrap();
         assert_eq!(backlog.lanes.iter().map(told).collect::<Vec<_>>(), std::slice::from_ref(&of_acme));
         assert!(backlog.is_whole);
         let due = backlog.lanes[0].waiting.last().unwrap();
@@ -78,7 +78,8 @@ async fn a_backlog_that_is_too_large_is_counted_in_part_and_says_so(world: World
     assert_eq!((few.lanes.len(), few.is_whole), (2, false));
     let acme = whole.lanes[0].endpoint;
     let tenant = world.store.endpoint(None, acme).await.unwrap().unwrap().endpoint.tenant;
-    let few = world.store.backlog(BacklogQuery { whose: Whose::Tenant(tenant), lanes_max: 2, ..query(&world) }).await.unwrap();
+    let few =
+        world.store.backlog(BacklogQuery { scope: BacklogScope::Tenant(tenant), lanes_max: 2, ..query(&world) }).await.unwrap();
     assert_eq!((few.lanes.len(), few.is_whole), (2, false));
 }
 
@@ -91,7 +92,7 @@ async fn what_is_older_and_due_is_ahead(world: World) {
     }
     let due = later(world.store.now(), 3600);
     let failed = world.delivery("acme").await;
-    assert_eq!(world.try_once(&failed, 1, 500, State::Waiting { due }).await, RecordedAs::Done);
+    assert_eq!(world.try_once(&failed, 1, 500, State::Waiting { due }).await, RecordResult::Done);
     let mut event = world.event("acme", "order.paid");
     event.ordering_key = key("one");
     world.delivery_of(event).await;
@@ -101,7 +102,7 @@ async fn what_is_older_and_due_is_ahead(world: World) {
     world.delivery("acme").await;
     let now = later(world.store.now(), 1);
     let query = PlaceQuery { endpoint: endpoint.id, older_than: (last.timestamp, last.seq), due_by: now, rows_per_queue_max: 6 };
-    assert_eq!(world.store.ahead(query.clone()).await.unwrap(), Some(4), "three that are fresh, and one with a key");
-    assert_eq!(world.store.ahead(PlaceQuery { due_by: due, ..query.clone() }).await.unwrap(), Some(5));
-    assert_eq!(world.store.ahead(PlaceQuery { rows_per_queue_max: 5, ..query }).await.unwrap(), None, "there may be more");
+    assert_eq!(world.store.count_ahead(query.clone()).await.unwrap(), Some(4), "three that are fresh, and one with a key");
+    assert_eq!(world.store.count_ahead(PlaceQuery { due_by: due, ..query.clone() }).await.unwrap(), Some(5));
+    assert_eq!(world.store.count_ahead(PlaceQuery { rows_per_queue_max: 5, ..query }).await.unwrap(), None, "there may be more");
 }

@@ -67,14 +67,14 @@ async fn world(name: &str) -> (World, Arc<SetClock>) {
 }
 
 async fn destroys_nothing(world: &World) -> bool {
-    let swept = world.store.sweep_away(Housekeeping::default()).await.unwrap();
+    let swept = world.store.clean_up(Housekeeping::default()).await.unwrap();
     swept.is_nothing() && world.store.overdue(10).await.unwrap().is_empty()
 }
 
 /// Whether this delivery would be ended because it has waited longer than anything is kept.
 async fn is_overdue(world: &World, delivery: &DeliveryRow) -> bool {
     for _ in 0..100 {
-        if world.store.sweep_away(Housekeeping::default()).await.unwrap().is_nothing() {
+        if world.store.clean_up(Housekeeping::default()).await.unwrap().is_nothing() {
             break;
         }
     }

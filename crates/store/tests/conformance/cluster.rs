@@ -35,15 +35,15 @@ async fn what_a_leaver_has_in_flight_it_may_still_record_and_nothing_else(world:
     let options = world.options.clone();
     let world = world.reopened(options).await;
     let claimed = world.store.claim(world.node, usize::from(PARTITIONS)).await.unwrap().unwrap();
-    let left: Vec<_> = claimed.leave_alone.iter().map(|one| (one.delivery, one.endpoint, one.until)).collect();
+    let left: Vec<_> = claimed.in_flight_elsewhere.iter().map(|one| (one.delivery, one.endpoint, one.until)).collect();
     assert_eq!(left, [(promised.id, promised.endpoint, later(now, 60))]);
     let state = State::Delivered { at: world.store.now() };
     let record = |row: &DeliveryRow| Record {
         epoch: old,
-        ..world.record(row, Recorded::Attempt { seq: row.seq, attempt: world.attempt(1, 200), state })
+        ..world.record(row, DeliveryChange::Attempt { seq: row.seq, attempt: world.attempt(1, 200), state })
     };
     let answers = world.store.record(vec![record(&other), record(&promised), record(&late)]).await.unwrap();
-    assert_eq!(answers, [RecordedAs::NotOwner, RecordedAs::Done, RecordedAs::NotOwner]);
+    assert_eq!(answers, [RecordResult::NotOwner, RecordResult::Done, RecordResult::NotOwner]);
     assert_eq!(world.row(&promised).await.state, state);
     assert!(matches!(world.row(&other).await.state, State::Waiting { .. }));
 }
@@ -57,8 +57,8 @@ async fn what_was_recorded_before_it_is_handed_over_is_not_left_alone(world: Wor
     world.endpoint("acme").await;
     let (tried, delivered, unsent) = (world.delivery("acme").await, world.delivery("acme").await, world.delivery("acme").await);
     let now = world.store.now();
-    assert_eq!(world.try_once(&tried, 1, 500, State::Waiting { due: later(now, 1) }).await, RecordedAs::Done);
-    assert_eq!(world.try_once(&delivered, 1, 200, State::Delivered { at: now }).await, RecordedAs::Done);
+    assert_eq!(world.try_once(&tried, 1, 500, State::Waiting { due: later(now, 1) }).await, RecordResult::Done);
+    assert_eq!(world.try_once(&delivered, 1, 200, State::Delivered { at: now }).await, RecordResult::Done);
     let until = later(now, 60);
     let handed_over = vec![in_flight(&tried, 1, until), in_flight(&delivered, 1, until), in_flight(&unsent, 1, until)];
     world.store.hand_over(world.node, GivenUp::Everything, handed_over).await.unwrap();
@@ -66,7 +66,7 @@ async fn what_was_recorded_before_it_is_handed_over_is_not_left_alone(world: Wor
     let options = world.options.clone();
     let world = world.reopened(options).await;
     let claimed = world.store.claim(world.node, usize::from(PARTITIONS)).await.unwrap().unwrap();
-    assert_eq!(claimed.leave_alone.iter().map(|one| one.seq).collect::<Vec<_>>(), [unsent.seq]);
+    assert_eq!(claimed.in_flight_elsewhere.iter().map(|one| one.seq).collect::<Vec<_>>(), [unsent.seq]);
 }
 
 async fn a_new_owner_can_ask_which_deliveries_are_still_in_flight_elsewhere(world: World) {
@@ -88,9 +88,9 @@ async fn a_new_owner_can_ask_which_deliveries_are_still_in_flight_elsewhere(worl
     };
     assert_eq!(left().await, [first.seq, second.seq]);
     let state = State::Waiting { due: later(now, 1) };
-    let recorded = Recorded::Attempt { seq: first.seq, attempt: world.attempt(1, 500), state };
+    let recorded = DeliveryChange::Attempt { seq: first.seq, attempt: world.attempt(1, 500), state };
     let record = Record { epoch: old, ..world.record(&first, recorded) };
-    assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordedAs::Done]);
+    assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordResult::Done]);
     assert_eq!(left().await, [second.seq]);
     assert!(world.store.handed_over_left(vec![]).await.unwrap().is_empty());
 }
@@ -118,12 +118,12 @@ async fn i33_what_a_leaver_that_is_gone_had_in_flight_is_not_waited_for_and_cann
     let world = world.reopened(options).await;
     assert!(world.store.handed_over_left(vec![first.seq, second.seq]).await.unwrap().is_empty());
     let claimed = world.store.claim(world.node, usize::from(PARTITIONS)).await.unwrap().unwrap();
-    assert_eq!(claimed.leave_alone, []);
+    assert_eq!(claimed.in_flight_elsewhere, []);
     let state = State::Delivered { at: now };
-    let recorded = Recorded::Attempt { seq: first.seq, attempt: world.attempt(1, 200), state };
+    let recorded = DeliveryChange::Attempt { seq: first.seq, attempt: world.attempt(1, 200), state };
     let record = Record { epoch: old, ..world.record(&first, recorded) };
-    assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordedAs::NotOwner]);
-    assert_eq!(world.try_once(&first, 1, 200, state).await, RecordedAs::Done, "it is its successor's");
+    assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordResult::NotOwner]);
+    assert_eq!(world.try_once(&first, 1, 200, state).await, RecordResult::Done, "it is its successor's");
     // What was handed over before nodes were named is waited for until its deadline.
     world.tamper("UPDATE handed_over SET node = NULL");
     assert_eq!(world.store.handed_over_left(vec![first.seq, second.seq]).await.unwrap(), [second.seq]);
@@ -151,7 +151,7 @@ async fn a_claim_knows_every_number_that_was_given_and_none_that_was_not(world: 
     assert!(last.seq <= after, "{} was given, and {after} is the last", last.seq);
     // Also what has ended, and also for whoever comes next.
     let at = world.store.now();
-    assert_eq!(world.try_once(&last, 1, 200, State::Delivered { at }).await, RecordedAs::Done);
+    assert_eq!(world.try_once(&last, 1, 200, State::Delivered { at }).await, RecordResult::Done);
     let options = world.options.clone();
     let world = world.reopened(options).await;
     let after = numbered(&world).await;

@@ -39,17 +39,17 @@ async fn a_command_reaches_the_owner_and_its_answer_the_asker(world: World) {
     }
     let owner = tokio::spawn(async move {
         for _ in 0..20 {
-            let Asked { command, partition: at, answer } = commands.next().await.unwrap();
+            let CommandRequest { command, partition: at, answer } = commands.next().await.unwrap();
             let Command::CancelDelivery { delivery, audit } = command else { panic!("{command:?}") };
             assert_eq!((at, delivery.to_string().is_empty()), (partition("acme"), false));
             let n = audit.action.strip_prefix("cancel ").unwrap().parse::<i64>().unwrap();
-            answer.send(Commanded::NotBefore(posthaste_core::time::Timestamp::from_millis(n))).unwrap();
+            answer.send(CommandOutcome::NotBefore(posthaste_core::time::Timestamp::from_millis(n))).unwrap();
         }
     });
     let began = Instant::now();
     while let Some(answered) = askers.join_next().await {
         let (n, answer) = answered.unwrap();
-        assert_eq!(answer, Commanded::NotBefore(posthaste_core::time::Timestamp::from_millis(n)), "each gets its own answer");
+        assert_eq!(answer, CommandOutcome::NotBefore(posthaste_core::time::Timestamp::from_millis(n)), "each gets its own answer");
     }
     assert!(began.elapsed() < COMMAND_MAX, "{:?}", began.elapsed());
     owner.await.unwrap();
@@ -69,8 +69,15 @@ async fn every_kind_of_command_arrives_as_it_was_given(world: World) {
         Command::Apply { tenant: tenant("acme"), endpoint: Some(EndpointId::from_unique(world.store.unique())) },
         Command::Apply { tenant: tenant("acme"), endpoint: None },
     ];
-    let tested = Commanded::Tested(world.attempt(1, 204));
-    let answers = [Commanded::Done, Commanded::NotFound, Commanded::HasEnded, tested, Commanded::Done, Commanded::InFlight];
+    let tested = CommandOutcome::Tested(world.attempt(1, 204));
+    let answers = [
+        CommandOutcome::Done,
+        CommandOutcome::NotFound,
+        CommandOutcome::HasEnded,
+        tested,
+        CommandOutcome::Done,
+        CommandOutcome::InFlight,
+    ];
     let mut commands = world.store.commands(world.node);
     for (given, expected) in given.into_iter().zip(answers) {
         let owner = async {
@@ -91,9 +98,9 @@ async fn nobody_who_listens_is_unavailable(world: World) {
     assert!(began.elapsed() < COMMAND_MAX + Duration::from_secs(2), "{:?}", began.elapsed());
     // What nobody has taken in time is withdrawn.
     let mut commands = world.store.commands(world.node);
-    let owner = async { commands.next().await.unwrap().answer.send(Commanded::Done).unwrap() };
+    let owner = async { commands.next().await.unwrap().answer.send(CommandOutcome::Done).unwrap() };
     let (answer, ()) = tokio::join!(world.store.command(4, command()), owner);
-    assert_eq!(answer.unwrap(), Commanded::Done);
+    assert_eq!(answer.unwrap(), CommandOutcome::Done);
     drop(commands);
     let answer = world.store.command(5, command()).await;
     assert!(matches!(answer, Err(Error::Unavailable(_))), "it has gone: {answer:?}");
@@ -113,17 +120,17 @@ async fn a_change_is_applied_once_its_owner_says_so(world: World) {
     let endpoint = EndpointId::from_unique(world.store.unique());
     let mut commands = world.store.commands(world.node);
     let owner = async {
-        let Asked { command, partition: at, answer } = commands.next().await.unwrap();
+        let CommandRequest { command, partition: at, answer } = commands.next().await.unwrap();
         assert_eq!(command, Command::Apply { tenant: tenant("acme"), endpoint: Some(endpoint) });
         assert_eq!(at, partition("acme"));
-        answer.send(Commanded::Done).unwrap();
+        answer.send(CommandOutcome::Done).unwrap();
     };
     let (applied, ()) = tokio::join!(world.store.apply(tenant("acme"), Some(endpoint)), owner);
-    assert_eq!(applied.unwrap(), Applied::Now);
+    assert_eq!(applied.unwrap(), ApplyResult::Now);
     // An owner that does not answer keeps no one waiting for long.
     let began = Instant::now();
     let applied = world.store.apply(tenant("acme"), None).await.unwrap();
-    assert_eq!(applied, Applied::Unconfirmed);
+    assert_eq!(applied, ApplyResult::Unconfirmed);
     assert!(began.elapsed() < APPLY_MAX * 2, "{:?}", began.elapsed());
 }
 
@@ -133,16 +140,16 @@ async fn whoever_listens_last_is_asked(world: World) {
     let command = Command::SendNow { delivery: DeliveryId::from_unique(world.store.unique()), audit: world.audit("now") };
     let owner = async {
         assert!(first.next().await.is_none(), "it hears that somebody else does");
-        last.next().await.unwrap().answer.send(Commanded::InFlight).unwrap();
+        last.next().await.unwrap().answer.send(CommandOutcome::InFlight).unwrap();
     };
     let (answer, ()) = tokio::join!(world.store.command(3, command), owner);
-    assert_eq!(answer.unwrap(), Commanded::InFlight);
+    assert_eq!(answer.unwrap(), CommandOutcome::InFlight);
 }
 
 async fn what_is_shown_of_lanes_is_the_youngest(world: World) {
     let now = world.store.now();
     let (one, other) = (EndpointId::from_unique(world.store.unique()), EndpointId::from_unique(world.store.unique()));
-    let plain = |endpoint, at| LaneShown {
+    let plain = |endpoint, at| LaneSnapshot {
         endpoint,
         at,
         memory: LaneMemory::new(),
@@ -154,7 +161,7 @@ async fn what_is_shown_of_lanes_is_the_youngest(world: World) {
         in_flight: vec![],
         blocked: None,
     };
-    let full = LaneShown {
+    let full = LaneSnapshot {
         memory: LaneMemory { breaker: Breaker::Closed { failures: 3 }, held_until: Some(later(now, 9)), ..LaneMemory::new() },
         tenant_bucket: Some(Bucket::from_nanos(77)),
         retries_from: Some(later(now, 5)),
@@ -164,13 +171,13 @@ async fn what_is_shown_of_lanes_is_the_youngest(world: World) {
         in_flight: vec![DeliveryId::from_unique(world.store.unique()), DeliveryId::from_unique(world.store.unique())],
         ..plain(one, later(now, 2))
     };
-    world.store.show_lanes(vec![]).await.unwrap();
-    world.store.show_lanes(vec![plain(one, now), plain(other, now)]).await.unwrap();
-    world.store.show_lanes(vec![full.clone()]).await.unwrap();
-    world.store.show_lanes(vec![plain(one, later(now, 1))]).await.unwrap();
+    world.store.publish_lanes(vec![]).await.unwrap();
+    world.store.publish_lanes(vec![plain(one, now), plain(other, now)]).await.unwrap();
+    world.store.publish_lanes(vec![full.clone()]).await.unwrap();
+    world.store.publish_lanes(vec![plain(one, later(now, 1))]).await.unwrap();
     let nobody = EndpointId::from_unique(world.store.unique());
-    let mut shown = world.store.lanes_shown(vec![other, nobody, one]).await.unwrap();
+    let mut shown = world.store.lane_snapshots(vec![other, nobody, one]).await.unwrap();
     shown.sort_by_key(|lane| lane.endpoint);
     assert_eq!(shown, [full, plain(other, now)], "an owner that is late changes nothing");
-    assert_eq!(world.store.lanes_shown(vec![]).await.unwrap(), []);
+    assert_eq!(world.store.lane_snapshots(vec![]).await.unwrap(), []);
 }

@@ -26,7 +26,6 @@ crate::conform! {
     a_change_of_a_tenant_or_a_type_that_somebody_else_has_changed_meanwhile_is_refused
     keys_are_found_by_their_hash_until_they_end
     every_change_is_in_the_audit_log_and_raises_the_number
-    a_note_is_in_the_audit_log_and_changes_nothing
     what_is_not_there_is_refused_and_leaves_no_trace
     an_owner_takes_endpoints_up_with_all_it_needs_and_hears_of_changes
     what_belongs_to_another_tenant_is_not_found_by_its_id
@@ -76,16 +75,16 @@ async fn an_owner_takes_endpoints_up_with_all_it_needs_and_hears_of_changes(worl
         partition: partition_of(&first.tenant),
         epoch: world.epoch,
         endpoint: first.id,
-        recorded: Recorded::Nothing,
+        recorded: DeliveryChange::Nothing,
         lane: Some(lane.clone()),
         disables_endpoint: None,
     };
-    assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordedAs::Done]);
+    assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordResult::Done]);
     world.configure(Change::DeleteEndpoint { endpoint: second.id }).await.unwrap();
     let unknown = world.new_endpoint("acme").id;
-    let mut taken_up = world.store.take_up(vec![second.id, unknown, first.id]).await.unwrap();
-    taken_up.sort_by_key(|taken_up| taken_up.endpoint.endpoint.id);
-    let [one, other] = taken_up.try_into().unwrap();
+    let mut bundle = world.store.load_endpoints(vec![second.id, unknown, first.id]).await.unwrap();
+    bundle.sort_by_key(|bundle| bundle.endpoint.endpoint.id);
+    let [one, other] = bundle.try_into().unwrap();
     assert_eq!((&one.endpoint.endpoint, one.lane), (&first, Some(lane)));
     assert_eq!(one.tenant.map(|stored| stored.tenant.id), Some(first.tenant.clone()));
     assert_eq!((other.endpoint.endpoint.id, other.endpoint.deleted_at.is_some(), other.lane), (second.id, true, None));
@@ -171,8 +170,8 @@ async fn secrets_are_sealed_and_open_after_the_master_key_was_rotated(world: Wor
     let rotated = Options { keyring: Keyring::new(MasterKey::generate(), vec![before]), ..world.options.clone() };
     let world = world.reopened(rotated.clone()).await;
     assert_eq!(world.store.endpoint(None, endpoint.id).await.unwrap().unwrap().secrets[0].secret.0, "whsec_canary");
-    assert_eq!(world.store.sweep_away(Housekeeping::default()).await.unwrap().resealed, 1);
-    assert_eq!(world.store.sweep_away(Housekeeping::default()).await.unwrap().resealed, 0);
+    assert_eq!(world.store.clean_up(Housekeeping::default()).await.unwrap().resealed, 1);
+    assert_eq!(world.store.clean_up(Housekeeping::default()).await.unwrap().resealed, 0);
     assert_eq!(world.store.endpoint(None, endpoint.id).await.unwrap().unwrap().secrets[0].secret.0, "whsec_canary");
     drop((old, rotated));
 }
@@ -301,14 +300,6 @@ async fn keys_are_found_by_their_hash_until_they_end(world: World) {
     let listed: Vec<KeyId> = world.store.keys(None, 10).await.unwrap().into_iter().map(|key| key.id).collect();
     assert_eq!(listed, [revoked.id, expired.id, forever.id]);
     assert_eq!(world.store.keys(Some(expired.id), 10).await.unwrap().len(), 1);
-}
-
-async fn a_note_is_in_the_audit_log_and_changes_nothing(world: World) {
-    let number = world.store.configuration_number().await.unwrap();
-    world.store.note(world.audit("looked")).await.unwrap();
-    let rows = world.store.audit(Some(tenant("acme")), None, 10).await.unwrap();
-    assert_eq!(rows.iter().map(|row| row.audit.clone()).collect::<Vec<_>>(), [world.audit("looked")]);
-    assert_eq!(world.store.configuration_number().await.unwrap(), number);
 }
 
 async fn every_change_is_in_the_audit_log_and_raises_the_number(world: World) {

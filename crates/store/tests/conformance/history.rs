@@ -29,15 +29,15 @@ async fn rows_are_followed_in_the_order_in_which_they_were_made(world: World) {
         rows.push(world.delivery(of).await);
     }
     let seqs = |places: &[usize]| places.iter().map(|place| rows[*place].seq).collect::<Vec<_>>();
-    let after = async |query: MadeAfter| world.store.made_after(query).await.unwrap();
-    let query = MadeAfter { limit: 10, ..MadeAfter::default() };
+    let after = async |query: RowsAfter| world.store.rows_after(query).await.unwrap();
+    let query = RowsAfter { limit: 10, ..RowsAfter::default() };
     assert_eq!(after(query.clone()).await, seqs(&[0, 1, 2, 3]));
-    assert_eq!(after(MadeAfter { limit: 2, ..query.clone() }).await, seqs(&[0, 1]));
-    assert_eq!(after(MadeAfter { after: rows[1].seq, ..query.clone() }).await, seqs(&[2, 3]));
-    assert_eq!(after(MadeAfter { tenant: Some(tenant("acme")), ..query.clone() }).await, seqs(&[0, 2, 3]));
-    let of_endpoint = MadeAfter { endpoint: Some(endpoint.id), after: rows[0].seq, ..query.clone() };
+    assert_eq!(after(RowsAfter { limit: 2, ..query.clone() }).await, seqs(&[0, 1]));
+    assert_eq!(after(RowsAfter { after: rows[1].seq, ..query.clone() }).await, seqs(&[2, 3]));
+    assert_eq!(after(RowsAfter { tenant: Some(tenant("acme")), ..query.clone() }).await, seqs(&[0, 2, 3]));
+    let of_endpoint = RowsAfter { endpoint: Some(endpoint.id), after: rows[0].seq, ..query.clone() };
     assert_eq!(after(of_endpoint.clone()).await, seqs(&[2, 3]));
-    assert_eq!(after(MadeAfter { tenant: Some(tenant("globex")), ..of_endpoint }).await, Vec::<u64>::new());
+    assert_eq!(after(RowsAfter { tenant: Some(tenant("globex")), ..of_endpoint }).await, Vec::<u64>::new());
     let mut found = world.store.deliveries_at(vec![rows[2].seq, 999_999, rows[0].seq]).await.unwrap();
     found.sort_by_key(|row| row.seq);
     assert_eq!(found, [rows[0].clone(), rows[2].clone()]);
@@ -177,8 +177,8 @@ async fn what_belongs_to_another_tenant_is_not_found(world: World) {
 /// An attempt that was sent with a version of the endpoint.
 async fn try_with(world: &World, delivery: &DeliveryRow, number: u32, version: u64, state: State) {
     let attempt = Box::new(AttemptRecord { endpoint_version: Some(version), ..*world.attempt(number, 500) });
-    let record = world.record(delivery, Recorded::Attempt { seq: delivery.seq, attempt, state });
-    assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordedAs::Done]);
+    let record = world.record(delivery, DeliveryChange::Attempt { seq: delivery.seq, attempt, state });
+    assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordResult::Done]);
 }
 
 async fn replace(world: &World, endpoint: &Endpoint) -> u64 {

@@ -65,10 +65,10 @@ fn days_pass(world: &World, days: i64) {
     world.tamper(&sql);
 }
 
-async fn sweep_all(world: &World) -> SweptAway {
-    let mut total = SweptAway::default();
+async fn sweep_all(world: &World) -> CleanupStep {
+    let mut total = CleanupStep::default();
     for _ in 0..1_000 {
-        let swept = world.store.sweep_away(Housekeeping { rows_max: 2, ..Housekeeping::default() }).await.unwrap();
+        let swept = world.store.clean_up(Housekeeping { rows_max: 2, ..Housekeeping::default() }).await.unwrap();
         if swept.is_nothing() {
             return total;
         }
@@ -163,7 +163,7 @@ async fn dead_letters_are_kept_as_long_as_dead_letters_are(world: World) {
     days_pass(&world, 10);
     assert_eq!(sweep_all(&world).await.deliveries, 0);
     assert_eq!(world.store.attempts(row.id).await.unwrap().len(), 1, "with its attempts");
-    let made = world.store.repeat(row.id, world.audit("retry")).await.unwrap().unwrap();
+    let made = world.store.redeliver(row.id, world.audit("retry")).await.unwrap().unwrap();
     assert!(world.store.bodies(vec![made.seq]).await.unwrap()[0].event.is_ok(), "and it can still be sent");
     world.deliver(&made).await;
     days_pass(&world, 25);
@@ -205,7 +205,7 @@ async fn what_waits_too_long_is_named_to_its_owner(world: World) {
     };
     assert_eq!(world.store.overdue(10).await.unwrap(), [named(expiring.seq, OverdueReason::Expired)]);
     let state = State::Dead { at: now, reason: DeadReason::Expired };
-    let record = world.record(&expiring, Recorded::Moved { seq: expiring.seq, state, audit: None });
+    let record = world.record(&expiring, DeliveryChange::Moved { seq: expiring.seq, state, audit: None });
     world.store.record(vec![record]).await.unwrap();
     assert_eq!(world.store.overdue(10).await.unwrap(), []);
     days_pass(&world, 8);
@@ -239,7 +239,7 @@ async fn an_erased_payload_is_gone_and_its_history_stays(world: World) {
     assert!(event.data.is_none() && event.erased_at.is_some());
     assert!(world.store.bodies(vec![row.seq]).await.unwrap()[0].event.is_err(), "it is never sent");
     world.deliver(&row).await;
-    assert_eq!(world.store.repeat(row.id, world.audit("retry")).await.unwrap(), Err(Refusal::PayloadGone));
+    assert_eq!(world.store.redeliver(row.id, world.audit("retry")).await.unwrap(), Err(Refusal::PayloadGone));
 }
 
 async fn a_deleted_tenant_goes_by_and_by(world: World) {
@@ -267,13 +267,17 @@ async fn a_raised_retention_is_kept_for_what_was_there_before(world: World) {
     days_pass(&world, 5);
     keep_for(&world, "acme", 30).await;
     days_pass(&world, 15);
-    assert_eq!(sweep_all(&world).await, SweptAway::default(), "twenty days are less than thirty");
+    assert_eq!(sweep_all(&world).await, CleanupStep::default(), "twenty days are less than thirty");
     let found = async |id: &EventId| world.store.event(Some(tenant("acme")), id.clone()).await.unwrap();
     for id in &ids {
         assert!(found(id).await.unwrap().data.is_some(), "{id} is there, with its payload");
     }
     assert_eq!(world.store.attempts(row.id).await.unwrap().len(), 1, "with its attempts");
-    assert_eq!(world.store.repeat(row.id, world.audit("retry")).await.unwrap().unwrap().event, row.event, "and can be sent again");
+    assert_eq!(
+        world.store.redeliver(row.id, world.audit("retry")).await.unwrap().unwrap().event,
+        row.event,
+        "and can be sent again"
+    );
     // What was kept is forgotten when its time comes.
     let again = world.deliveries_of(&ids[1]).await.remove(0);
     world.deliver(&again).await;
@@ -323,7 +327,7 @@ async fn i52_every_tenant_has_its_turn_and_no_step_takes_more_than_it_may(world:
     let short: Vec<&String> = names.iter().skip(1).step_by(2).collect();
     let rows_max = 400;
     let step = async || {
-        let swept = world.store.sweep_away(Housekeeping { rows_max, ..Housekeeping::default() }).await.unwrap();
+        let swept = world.store.clean_up(Housekeeping { rows_max, ..Housekeeping::default() }).await.unwrap();
         assert!(swept.deliveries <= rows_max as u64, "{swept:?}");
         swept
     };

@@ -4,7 +4,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
 
-mod again;
 mod backlog;
 mod clock;
 mod cluster;
@@ -15,6 +14,7 @@ mod history;
 mod housekeeping;
 mod numbers;
 mod publishing;
+mod redeliver;
 mod slow_queries;
 mod statistics;
 mod world;

@@ -32,15 +32,15 @@ async fn clean_up(world: &World) {
         let at = world.store.now();
         let state = State::Cancelled { at, reason: CancelReason::EndpointDeleted };
         let row = world.store.deliveries_at(vec![overdue.seq]).await.unwrap().remove(0);
-        let record = world.record(&row, Recorded::Moved { seq: overdue.seq, state, audit: None });
-        assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordedAs::Done]);
+        let record = world.record(&row, DeliveryChange::Moved { seq: overdue.seq, state, audit: None });
+        assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordResult::Done]);
     }
     // Nothing is deleted in the millisecond in which it ended.
     let now = world.store.now();
     while world.store.now() == now {
         tokio::task::yield_now().await;
     }
-    while !world.store.sweep_away(Housekeeping::default()).await.unwrap().is_nothing() {}
+    while !world.store.clean_up(Housekeeping::default()).await.unwrap().is_nothing() {}
 }
 
 fn keyed(world: &World, of: &str) -> Event {
@@ -83,7 +83,10 @@ async fn i51_a_tenant_that_is_created_again_publishes_with_its_old_key_before_an
     };
     assert_eq!(world.publish(keyed(&world, "acme")).await, duplicate, "from then on it is the new event's key");
     let other_body = NewEvent { fingerprint: [8; 32], ..new_event(keyed(&world, "acme")) };
-    assert_eq!(world.publish_all(vec![other_body]).await, [Published::Conflict { event: again.id, by: KnownBy::IdempotencyKey }]);
+    assert_eq!(
+        world.publish_all(vec![other_body]).await,
+        [Published::Conflict { event: again.id, by: DuplicateBy::IdempotencyKey }]
+    );
 }
 
 async fn i51_a_tenant_that_is_created_again_chooses_an_old_id_before_any_cleanup(world: World) {
@@ -174,7 +177,7 @@ async fn i51_numbers_of_deliveries_are_not_used_again_after_deletion_and_restart
 
 async fn i51_numbers_of_audit_entries_are_not_used_again(world: World) {
     let note = async || {
-        world.store.note(world.audit("something")).await.unwrap();
+        world.endpoint("acme").await;
         world.store.audit(None, None, 1).await.unwrap()[0].seq
     };
     let first = note().await;

@@ -11,7 +11,7 @@ use posthaste_core::event::{Data, Event, EventType, Timing, TypePatterns};
 use posthaste_core::filter::Filter;
 use posthaste_core::id::EventId;
 use posthaste_core::quiet_hours::{Days, QuietHours, TimeOfDay, Window};
-use posthaste_core::scheduler::{Class, Want};
+use posthaste_core::scheduler::{Class, WindowQuery};
 use posthaste_core::text::{Label, Labels, Version};
 use posthaste_core::trace::TraceContext;
 use posthaste_store::*;
@@ -90,7 +90,7 @@ async fn the_trace_of_an_event_survives_and_goes_with_every_delivery_of_it(world
         let made = world.store.deliveries(query).await.unwrap().rows.remove(0);
         assert_eq!(made.endpoint, endpoint.id);
         world.try_once(&made, 1, 200, State::Delivered { at: world.store.now() }).await;
-        let again = world.store.repeat(made.id, world.audit("delivery.retry")).await.unwrap().unwrap();
+        let again = world.store.redeliver(made.id, world.audit("delivery.retry")).await.unwrap().unwrap();
         let bodies = world.store.bodies(vec![made.seq, again.seq]).await.unwrap();
         assert_eq!(bodies.len(), 2);
         for body in bodies {
@@ -138,7 +138,10 @@ async fn a_key_publishes_once_and_another_body_is_a_conflict(world: World) {
     };
     assert_eq!(world.publish(again.clone()).await, duplicate);
     let other_body = NewEvent { fingerprint: [8; 32], ..new_event(again.clone()) };
-    assert_eq!(world.publish_all(vec![other_body]).await, [Published::Conflict { event: first.id, by: KnownBy::IdempotencyKey }]);
+    assert_eq!(
+        world.publish_all(vec![other_body]).await,
+        [Published::Conflict { event: first.id, by: DuplicateBy::IdempotencyKey }]
+    );
     assert_eq!(world.store.event(Some(tenant("acme")), again.id).await.unwrap(), None, "neither leaves a trace");
     assert_eq!(world.publish(of_another).await, Published::Made { deliveries: 0 }, "a key belongs to its tenant");
 }
@@ -150,7 +153,7 @@ async fn an_id_that_was_chosen_works_as_a_key_and_two_tenants_may_choose_the_sam
     assert_eq!(world.publish_all(vec![chosen("acme")]).await, [Published::Made { deliveries: 1 }]);
     assert!(matches!(world.publish_all(vec![chosen("acme")]).await[0], Published::Duplicate { .. }));
     let other_body = NewEvent { fingerprint: [9; 32], ..chosen("acme") };
-    assert_eq!(world.publish_all(vec![other_body]).await, [Published::Conflict { event: id.clone(), by: KnownBy::Id }]);
+    assert_eq!(world.publish_all(vec![other_body]).await, [Published::Conflict { event: id.clone(), by: DuplicateBy::Id }]);
     assert_eq!(world.store.tenants_of_event(id.clone()).await.unwrap(), [tenant("acme")]);
     assert_eq!(world.publish_all(vec![chosen("globex")]).await, [Published::Made { deliveries: 0 }]);
     assert_eq!(world.store.tenants_of_event(id.clone()).await.unwrap(), [tenant("acme"), tenant("globex")]);
@@ -178,7 +181,7 @@ async fn an_id_that_a_server_has_made_is_a_duplicate_or_a_conflict_for_that_even
         deliveries: 1,
     };
     let fresh = |deliveries| Published::Made { deliveries };
-    let conflict = Published::Conflict { event: made.id.clone(), by: KnownBy::Id };
+    let conflict = Published::Conflict { event: made.id.clone(), by: DuplicateBy::Id };
     assert_eq!(answers, [fresh(1), duplicate, conflict, fresh(1), fresh(0)]);
     assert_eq!(world.deliveries_of(&made.id).await.len(), 1);
 }
@@ -236,7 +239,7 @@ async fn what_was_published_comes_by_the_feed_with_its_body(world: World) {
     let first = feed.next().await.unwrap().remove(0);
     assert_eq!((first.endpoint, &first.tenant, first.partition), (endpoint.id, &event.tenant, row.partition));
     assert_eq!(first.event.as_ref(), &event);
-    let window = world.window(endpoint.id, Want::Head(event.ordering_key.clone().unwrap()), 10).await;
+    let window = world.window(endpoint.id, WindowQuery::Head(event.ordering_key.clone().unwrap()), 10).await;
     assert_eq!(window.rows, [first.entry], "the same as a read would bring");
     world.store.close().await.unwrap();
     assert!(feed.next().await.is_none(), "nothing more will come");
@@ -255,7 +258,7 @@ async fn a_feed_that_nobody_reads_keeps_no_more_than_so_much_and_says_so(world: 
     for _ in 0..40 {
         world.publish(large()).await;
     }
-    assert!(feed.has_overflowed(), "40 MiB");
+    assert!(feed.take_overflow(), "40 MiB");
     let small = world.event("acme", "order.paid");
     world.publish(small.clone()).await;
     let mut bytes = 0;
@@ -268,12 +271,12 @@ async fn a_feed_that_nobody_reads_keeps_no_more_than_so_much_and_says_so(world: 
     };
     assert!((16 * PAYLOAD_BYTES..=32 * PAYLOAD_BYTES).contains(&bytes), "{bytes}");
     assert_eq!(next.event.as_ref(), &small, "what came when there was room");
-    assert!(!feed.has_overflowed(), "said once");
+    assert!(!feed.take_overflow(), "said once");
     for _ in 0..40 {
         world.publish(large()).await;
         feed.next().await.unwrap();
     }
-    assert!(!feed.has_overflowed(), "what was read makes room");
+    assert!(!feed.take_overflow(), "what was read makes room");
 }
 
 async fn many_callers_at_once_all_get_their_own_answers(world: World) {
@@ -313,7 +316,7 @@ async fn urgent_types_and_quiet_ones_are_stamped_with_their_class(world: World) 
         assert_eq!(world.publish(world.event("acme", event_type)).await, Published::Made { deliveries: 1 });
     }
     for (class, event_type) in [(Class::Priority, "alert.fire"), (Class::Exempt, "user.made"), (Class::Rest, "order.paid")] {
-        let rows = world.window(endpoint.id, Want::Fresh(class), 10).await.rows;
+        let rows = world.window(endpoint.id, WindowQuery::Fresh(class), 10).await.rows;
         assert_eq!(rows.iter().map(|row| row.event_type.as_str()).collect::<Vec<_>>(), [event_type]);
         assert_eq!(rows[0].is_priority, class == Class::Priority);
     }
@@ -327,6 +330,6 @@ async fn urgent_types_and_quiet_ones_are_stamped_with_their_class(world: World) 
         steps += 1;
     }
     assert!(steps >= 3, "in small steps");
-    assert_eq!(world.window(endpoint.id, Want::Fresh(Class::Rest), 10).await.rows, []);
-    assert_eq!(world.window(endpoint.id, Want::Fresh(Class::Exempt), 10).await.rows.len(), 2);
+    assert_eq!(world.window(endpoint.id, WindowQuery::Fresh(Class::Rest), 10).await.rows, []);
+    assert_eq!(world.window(endpoint.id, WindowQuery::Fresh(Class::Exempt), 10).await.rows.len(), 2);
 }

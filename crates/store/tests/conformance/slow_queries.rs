@@ -35,7 +35,7 @@ async fn slow_queries_of_people_do_not_keep_lanes_from_their_rows() {
     let work = async {
         assert_eq!(world.waiting(endpoint.id).await, [delivery.seq]);
         assert_eq!(world.store.bodies(vec![delivery.seq]).await?.len(), 1);
-        assert_eq!(world.store.take_up(vec![endpoint.id]).await?.len(), 1);
+        assert_eq!(world.store.load_endpoints(vec![endpoint.id]).await?.len(), 1);
         world.store.configuration_number().await?;
         world.store.overdue(10).await?;
         Ok::<_, Error>(())

@@ -38,7 +38,7 @@ async fn attempted(world: &World, endpoint: &Endpoint, at: Timestamp, outcome: O
     let delivery = world.deliveries_of(&id).await.into_iter().find(|row| row.endpoint == endpoint.id).unwrap();
     let took = Duration::from_millis(millis);
     let attempt = AttemptRecord { outcome, response_time: took, timeout: took, attempted_at: at, ..*world.attempt(1, 200) };
-    world.record(&delivery, Recorded::Attempt { seq: delivery.seq, attempt: Box::new(attempt), state })
+    world.record(&delivery, DeliveryChange::Attempt { seq: delivery.seq, attempt: Box::new(attempt), state })
 }
 
 /// Records an answer in each of these times, a timeout that ended its delivery after ten seconds, and a refusal that is tried again; and counts.
@@ -52,7 +52,7 @@ async fn count(world: &World, endpoint: &Endpoint, at: Timestamp, times: &[u64])
     for millis in times {
         records.push(attempted(world, endpoint, at, answered(200), State::Delivered { at }, *millis).await);
     }
-    assert!(world.store.record(records).await.unwrap().iter().all(|recorded| *recorded == RecordedAs::Done));
+    assert!(world.store.record(records).await.unwrap().iter().all(|recorded| *recorded == RecordResult::Done));
     count_all(world).await;
 }
 
@@ -117,7 +117,7 @@ async fn an_attempt_is_counted_once_however_often_it_is_recorded_and_whoever_cou
             store.record(vec![record.clone()]).await.unwrap();
             store.count().await.unwrap();
             // As after an answer that was lost.
-            assert_eq!(store.record(vec![record]).await.unwrap(), [RecordedAs::MovedOn]);
+            assert_eq!(store.record(vec![record]).await.unwrap(), [RecordResult::MovedOn]);
             store.count().await.unwrap();
         });
     }
@@ -134,7 +134,7 @@ async fn i53_attempts_that_a_process_has_not_counted_are_counted_after_the_next_
     let endpoint = world.endpoint("acme").await;
     let answered = Outcome::Answered { status: 200, retry_after: None };
     let record = attempted(&world, &endpoint, at, answered, State::Delivered { at }, 5).await;
-    assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordedAs::Done]);
+    assert_eq!(world.store.record(vec![record]).await.unwrap(), [RecordResult::Done]);
     let options = world.options.clone();
     let world = world.reopened(options).await;
     count_all(&world).await;
@@ -155,9 +155,9 @@ async fn old_minutes_are_swept_away(world: World) {
             old.as_millis()
         ));
     }
-    let swept = world.store.sweep_away(Housekeeping::default()).await.unwrap();
+    let swept = world.store.clean_up(Housekeeping::default()).await.unwrap();
     assert_eq!(swept.minutes, 3, "of the endpoint, of its tenant, of all");
-    while !world.store.sweep_away(Housekeeping::default()).await.unwrap().is_nothing() {}
+    while !world.store.clean_up(Housekeeping::default()).await.unwrap().is_nothing() {}
     let whole = StatisticsQuery { from: old, to: at + MINUTE, ..query(at) };
     assert_eq!(world.store.statistics(whole).await.unwrap().iter().map(|step| step.counts.successes).sum::<u64>(), 1);
 }

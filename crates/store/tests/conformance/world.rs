@@ -8,7 +8,7 @@ use posthaste_core::delivery::{Outcome, State, Timings};
 use posthaste_core::endpoint::Endpoint;
 use posthaste_core::event::{Data, Event, EventType, Timing};
 use posthaste_core::id::{AttemptId, EndpointId, EventId, TenantId};
-use posthaste_core::scheduler::{Class, Entry, Seq, Want};
+use posthaste_core::scheduler::{Class, Entry, Seq, WindowQuery};
 use posthaste_core::text::{IdempotencyKey, Labels, OrderingKey};
 use posthaste_core::time::Timestamp;
 use posthaste_store::*;
@@ -82,7 +82,7 @@ impl World {
         }
     }
 
-    pub(crate) async fn configure(&self, change: Change) -> Result<Configured, Refusal> {
+    pub(crate) async fn configure(&self, change: Change) -> Result<ChangeResult, Refusal> {
         let audit = self.audit("change");
         self.store.configure(change, audit).await.unwrap()
     }
@@ -92,7 +92,7 @@ impl World {
         Endpoint::new(id, tenant(of), "https://example.com/hooks".to_owned(), self.store.now())
     }
 
-    pub(crate) async fn add(&self, endpoint: &Endpoint) -> Result<Configured, Refusal> {
+    pub(crate) async fn add(&self, endpoint: &Endpoint) -> Result<ChangeResult, Refusal> {
         let secrets = vec![StoredSecret { secret: SecretText("whsec_canary".to_owned()), until: None }];
         let new = NewEndpoint { endpoint: endpoint.clone(), secrets, per_tenant_max: 5, tenant_created_at: None };
         self.configure(Change::CreateEndpoint(Box::new(new))).await
@@ -170,7 +170,7 @@ impl World {
         })
     }
 
-    pub(crate) fn record(&self, delivery: &DeliveryRow, recorded: Recorded) -> Record {
+    pub(crate) fn record(&self, delivery: &DeliveryRow, recorded: DeliveryChange) -> Record {
         Record {
             partition: delivery.partition,
             epoch: self.epoch,
@@ -181,29 +181,29 @@ impl World {
         }
     }
 
-    pub(crate) async fn try_once(&self, delivery: &DeliveryRow, number: u32, status: u16, state: State) -> RecordedAs {
+    pub(crate) async fn try_once(&self, delivery: &DeliveryRow, number: u32, status: u16, state: State) -> RecordResult {
         let attempt = self.attempt(number, status);
-        let record = self.record(delivery, Recorded::Attempt { seq: delivery.seq, attempt, state });
+        let record = self.record(delivery, DeliveryChange::Attempt { seq: delivery.seq, attempt, state });
         self.store.record(vec![record]).await.unwrap().remove(0)
     }
 
     pub(crate) async fn deliver(&self, delivery: &DeliveryRow) {
         let state = State::Delivered { at: self.store.now() };
-        assert_eq!(self.try_once(delivery, 1, 200, state).await, RecordedAs::Done);
+        assert_eq!(self.try_once(delivery, 1, 200, state).await, RecordResult::Done);
     }
 
-    pub(crate) async fn window(&self, endpoint: EndpointId, want: Want, limit: usize) -> WindowRows {
-        self.store.windows(vec![WindowAsked { endpoint, want, limit }]).await.unwrap().pop().unwrap()
+    pub(crate) async fn window(&self, endpoint: EndpointId, want: WindowQuery, limit: usize) -> WindowRows {
+        self.store.windows(vec![WindowRequest { endpoint, want, limit }]).await.unwrap().pop().unwrap()
     }
 
     /// The beginnings of all queues together, as a set of rows.
     pub(crate) async fn waiting(&self, endpoint: EndpointId) -> Vec<Seq> {
         let mut found: Vec<Entry> = Vec::new();
         for class in Class::ALL {
-            found.extend(self.window(endpoint, Want::Fresh(class), 1000).await.rows);
-            found.extend(self.window(endpoint, Want::Later(class), 1000).await.rows);
+            found.extend(self.window(endpoint, WindowQuery::Fresh(class), 1000).await.rows);
+            found.extend(self.window(endpoint, WindowQuery::Later(class), 1000).await.rows);
         }
-        found.extend(self.window(endpoint, Want::Heads { after: None }, 1000).await.rows);
+        found.extend(self.window(endpoint, WindowQuery::Heads { after: None }, 1000).await.rows);
         let mut seqs: Vec<Seq> = found.into_iter().map(|entry| entry.seq).collect();
         seqs.sort_unstable();
         seqs

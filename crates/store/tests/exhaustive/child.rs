@@ -191,7 +191,7 @@ async fn writes_until_it_is_killed() {
                 partition: fed.partition,
                 epoch,
                 endpoint: fed.endpoint,
-                recorded: Recorded::Attempt {
+                recorded: DeliveryChange::Attempt {
                     seq: fed.entry.seq,
                     attempt: Box::new(AttemptRecord {
                         id: AttemptId::from_unique(store.unique()),

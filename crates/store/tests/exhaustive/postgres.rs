@@ -8,11 +8,11 @@ use posthaste_core::delivery::{Outcome, State, Timings};
 use posthaste_core::endpoint::Endpoint;
 use posthaste_core::event::{Data, Event, EventType, Timing};
 use posthaste_core::id::{AttemptId, EndpointId, EventId, TenantId};
-use posthaste_core::scheduler::{Class, Want};
+use posthaste_core::scheduler::{Class, WindowQuery};
 use posthaste_core::text::{IdempotencyKey, Labels, OrderingKey};
 use posthaste_store::{
-    AttemptRecord, Audit, Change, Claimed, DeliveryQuery, Error, GivenUp, Keyring, MasterKey, NewEndpoint, NewEvent, NodeId,
-    Options, Postgres, Published, Record, Recorded, RecordedAs, Refusal, Store, WindowAsked, WindowRows, partition_of,
+    AttemptRecord, Audit, Change, Claimed, DeliveryChange, DeliveryQuery, Error, GivenUp, Keyring, MasterKey, NewEndpoint,
+    NewEvent, NodeId, Options, Postgres, Published, Record, RecordResult, Refusal, Store, WindowRequest, WindowRows, partition_of,
 };
 use posthaste_testpg::{Cut, Proxy, Server};
 
@@ -38,7 +38,7 @@ async fn endpoint(store: &Postgres, of: &str) -> EndpointId {
 }
 
 async fn fresh(store: &Postgres, endpoint: EndpointId, limit: usize) -> Result<WindowRows, Error> {
-    let asked = WindowAsked { endpoint, want: Want::Fresh(Class::Exempt), limit };
+    let asked = WindowRequest { endpoint, want: WindowQuery::Fresh(Class::Exempt), limit };
     Ok(store.windows(vec![asked]).await?.pop().expect("an answer for each"))
 }
 
@@ -160,12 +160,12 @@ async fn f22_an_answer_to_a_commit_that_was_lost_is_found_out() {
             partition: partition_of(&tenant("acme")),
             epoch,
             endpoint: id,
-            recorded: Recorded::Attempt { seq, attempt: attempt(&store, 1), state },
+            recorded: DeliveryChange::Attempt { seq, attempt: attempt(&store, 1), state },
             lane: None,
             disables_endpoint: None,
         };
-        assert_eq!(store.record(vec![record.clone()]).await.unwrap(), [RecordedAs::Done], "{cut:?}");
-        assert_eq!(store.record(vec![record]).await.unwrap(), [RecordedAs::MovedOn]);
+        assert_eq!(store.record(vec![record.clone()]).await.unwrap(), [RecordResult::Done], "{cut:?}");
+        assert_eq!(store.record(vec![record]).await.unwrap(), [RecordResult::MovedOn]);
     }
     let attempts = store.attempts(window.rows[0].delivery).await.unwrap();
     assert_eq!(attempts[0].preview.as_deref(), Some("nul \u{fffd} here"));
@@ -330,7 +330,7 @@ async fn i3_answers_are_true_whatever_is_cut() {
                         partition: partition_of(&tenant("acme")),
                         epoch,
                         endpoint: id,
-                        recorded: Recorded::Attempt {
+                        recorded: DeliveryChange::Attempt {
                             seq: row.seq,
                             attempt: attempt(&store, 1),
                             state: State::Delivered { at: store.now() },
@@ -341,8 +341,8 @@ async fn i3_answers_are_true_whatever_is_cut() {
                     .collect();
                 match store.record(records).await {
                     Ok(answers) => {
-                        done += answers.iter().filter(|answer| **answer == RecordedAs::Done).count();
-                        wrong += answers.iter().filter(|answer| **answer != RecordedAs::Done).count();
+                        done += answers.iter().filter(|answer| **answer == RecordResult::Done).count();
+                        wrong += answers.iter().filter(|answer| **answer != RecordResult::Done).count();
                         seen.extend(window.rows.iter().map(|row| row.seq));
                     }
                     Err(error) => {

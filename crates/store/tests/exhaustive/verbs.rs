@@ -20,9 +20,9 @@ use posthaste_core::text::{IdempotencyKey, Labels};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Adaptive;
 use posthaste_store::{
-    AttemptRecord, Audit, Change, DeliveryQuery, DeliveryRow, EndSessions, Epoch, Error, GivenUp, HandedOver, Housekeeping, Key,
-    KeyHash, KeyScope, Keyring, LaneShown, LaneState, MasterKey, NewEndpoint, NewEvent, NewReplay, NewSession, NodeId, Options,
-    Postgres, Record, Recorded, ReplayFilter, SessionAccess, SessionMaker, Sqlite, Store, partition_of,
+    AttemptRecord, Audit, Change, DeliveryChange, DeliveryQuery, DeliveryRow, EndSessions, Epoch, Error, GivenUp, HandedOver,
+    Housekeeping, Key, KeyHash, KeyScope, Keyring, LaneSnapshot, LaneState, MasterKey, NewEndpoint, NewEvent, NewReplay,
+    NewSession, NodeId, Options, Postgres, Record, ReplayFilter, SessionAccess, SessionMaker, Sqlite, Store, partition_of,
 };
 use posthaste_testpg::{Cut, Proxy, Server};
 use rusqlite::types::Value;
@@ -51,7 +51,7 @@ enum Writes {
 }
 
 /// A name for what is done, because a child process is told it by its place.
-type Act = for<'a> fn(&'a Facts) -> posthaste_store::Answer<'a, String>;
+type Act = for<'a> fn(&'a Facts) -> posthaste_store::StoreFuture<'a, String>;
 
 /// What has been prepared, and whom to ask.
 struct Facts {
@@ -143,16 +143,6 @@ const CASES: &[Case] = &[
         writes: Writes::Both,
     },
     Case {
-        verb: "note",
-        act: act!(|facts| facts.store.note(audit())),
-        look: "SELECT count(*) FROM audit WHERE action <> 'session'",
-        before: "4",
-        after: "5",
-        // What was done twice is noted twice.
-        again: "6",
-        writes: Writes::Both,
-    },
-    Case {
         verb: "publish",
         act: act!(|facts| {
             let mut event = event(facts.store.as_ref(), facts.store.now());
@@ -187,7 +177,7 @@ const CASES: &[Case] = &[
         verb: "record",
         act: act!(|facts| {
             let state = State::Delivered { at: facts.store.now() };
-            let recorded = Recorded::Attempt { seq: facts.waiting.seq, attempt: attempt(facts.store.as_ref(), 1), state };
+            let recorded = DeliveryChange::Attempt { seq: facts.waiting.seq, attempt: attempt(facts.store.as_ref(), 1), state };
             let lane = LaneState { memory: LaneMemory::new(), timeout: Adaptive::default(), version: 1 };
             facts.store.record(vec![Record { lane: Some(lane), ..record(facts, &facts.waiting, recorded) }])
         }),
@@ -201,7 +191,7 @@ const CASES: &[Case] = &[
         verb: "record",
         act: act!(|facts| {
             let state = State::Cancelled { at: facts.store.now(), reason: CancelReason::Requested };
-            let recorded = Recorded::Moved { seq: facts.waiting.seq, state, audit: Some(Box::new(audit())) };
+            let recorded = DeliveryChange::Moved { seq: facts.waiting.seq, state, audit: Some(Box::new(audit())) };
             facts.store.record(vec![Record {
                 disables_endpoint: Some(posthaste_core::health::DisableReason::Gone),
                 ..record(facts, &facts.waiting, recorded)
@@ -232,9 +222,9 @@ const CASES: &[Case] = &[
         writes: Writes::Both,
     },
     Case {
-        verb: "show_lanes",
+        verb: "publish_lanes",
         act: act!(|facts| {
-            facts.store.show_lanes(vec![LaneShown {
+            facts.store.publish_lanes(vec![LaneSnapshot {
                 endpoint: facts.endpoint.id,
                 at: facts.store.now(),
                 memory: LaneMemory::new(),
@@ -286,8 +276,8 @@ const CASES: &[Case] = &[
     },
     Case {
         // Whoever asks twice is given two, and the last is the successor.
-        verb: "repeat",
-        act: act!(|facts| facts.store.repeat(facts.ended.id, audit())),
+        verb: "redeliver",
+        act: act!(|facts| facts.store.redeliver(facts.ended.id, audit())),
         look: "SELECT (SELECT count(*) FROM deliveries) || ' ' || (SELECT count(*) FROM deliveries WHERE replayed_as IS NOT NULL) || ' ' || (SELECT count(*) FROM audit WHERE action <> 'session')",
         before: "6 1 4",
         after: "7 2 5",
@@ -295,8 +285,8 @@ const CASES: &[Case] = &[
         writes: Writes::Both,
     },
     Case {
-        verb: "sweep_away",
-        act: act!(|facts| facts.store.sweep_away(Housekeeping::default())),
+        verb: "clean_up",
+        act: act!(|facts| facts.store.clean_up(Housekeeping::default())),
         look: "SELECT count(*) FROM deliveries",
         before: "6",
         after: "5",
@@ -381,21 +371,21 @@ const READING: &[&str] = &[
     "work",
     "sweep",
     "windows",
-    "take_up",
+    "load_endpoints",
     "tenant_versions",
     "is_shared",
     "bodies",
     "lane",
     "commands",
-    "lanes_shown",
+    "lane_snapshots",
     "statistics",
     "backlog",
-    "ahead",
+    "count_ahead",
     "sealed_values",
     "tenants_of_event",
     "delivery",
     "deliveries",
-    "made_after",
+    "rows_after",
     "deliveries_at",
     "dead_letters",
     "attempts",
@@ -482,7 +472,7 @@ fn session(store: &dyn Store, byte: u8) -> NewSession {
     }
 }
 
-fn record(facts: &Facts, row: &DeliveryRow, recorded: Recorded) -> Record {
+fn record(facts: &Facts, row: &DeliveryRow, recorded: DeliveryChange) -> Record {
     Record { partition: row.partition, epoch: facts.epoch, endpoint: row.endpoint, recorded, lane: None, disables_endpoint: None }
 }
 
@@ -544,7 +534,7 @@ async fn prepare(store: Arc<dyn Store>) {
             let reason = DeadReason::MaxAttemptsExceeded;
             let state = if place == 3 { State::Dead { at: now, reason } } else { State::Delivered { at: now - age } };
             let attempt = AttemptRecord { attempted_at: now - age, ..*attempt(store.as_ref(), 1) };
-            let recorded = Recorded::Attempt { seq: row.seq, attempt: Box::new(attempt), state };
+            let recorded = DeliveryChange::Attempt { seq: row.seq, attempt: Box::new(attempt), state };
             let record = Record {
                 partition: partition_of(&tenant()),
                 epoch,
@@ -588,7 +578,7 @@ async fn facts(store: Arc<dyn Store>) -> Facts {
     let endpoint = store.endpoint(None, waiting.endpoint).await.unwrap().unwrap().endpoint;
     let facts = Facts { store, epoch, endpoint, waiting, ended };
     // So that whatever is opened or made for the first time is there.
-    let nothing = record(&facts, &facts.waiting, Recorded::Nothing);
+    let nothing = record(&facts, &facts.waiting, DeliveryChange::Nothing);
     facts.store.record(vec![nothing]).await.unwrap();
     let other = Event { tenant: TenantId::parse("other").unwrap(), ..event(facts.store.as_ref(), facts.store.now()) };
     let other = NewEvent { event: Arc::new(other), is_id_chosen: false, fingerprint: [7; 32], resolved: None };
@@ -625,7 +615,7 @@ fn check(case: &Case, fault: &str, expected: Expected, answer: Option<&Result<St
 
 /// `Err(true)` where it is not known.
 fn told(answer: Result<String, Error>) -> Result<String, bool> {
-    answer.map_err(|error| matches!(error, Error::Unknown))
+    answer.map_err(|error| matches!(error, Error::CommitInDoubt))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

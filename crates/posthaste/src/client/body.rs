@@ -50,19 +50,19 @@ fn text_of(bytes: Vec<u8>) -> Result<String, Failure> {
 
 /// A body in the making.
 #[derive(Debug)]
-pub(super) struct Given(Members);
+pub(super) struct BodyBuilder(Members);
 
-impl Given {
+impl BodyBuilder {
     /// Begins with a whole body, if there is one.
-    pub(super) fn begin(from_json: Option<&str>) -> Result<Given, Failure> {
-        let Some(given) = from_json else { return Ok(Given(Members(vec![]))) };
+    pub(super) fn begin(from_json: Option<&str>) -> Result<BodyBuilder, Failure> {
+        let Some(given) = from_json else { return Ok(BodyBuilder(Members(vec![]))) };
         let text = input(given)?;
         let members =
             serde_json::from_str(&text).map_err(|error| Failure::usage(format!("--from-json is not a JSON object: {error}")))?;
-        Ok(Given(members))
+        Ok(BodyBuilder(members))
     }
 
-    pub(super) fn value(mut self, name: &str, value: Option<impl Into<Value>>) -> Given {
+    pub(super) fn value(mut self, name: &str, value: Option<impl Into<Value>>) -> BodyBuilder {
         if let Some(value) = value {
             let text = value.into().to_string();
             self.0.set(name, RawValue::from_string(text).expect("a value is JSON"));
@@ -71,12 +71,12 @@ impl Given {
     }
 
     /// Several of them, if there is any.
-    pub(super) fn list(self, name: &str, values: &[String]) -> Given {
+    pub(super) fn list(self, name: &str, values: &[String]) -> BodyBuilder {
         self.value(name, (!values.is_empty()).then(|| values.to_vec()))
     }
 
     /// `name=value`, several times, as one object.
-    pub(super) fn pairs(self, name: &str, separator: char, pairs: &[String]) -> Result<Given, Failure> {
+    pub(super) fn pairs(self, name: &str, separator: char, pairs: &[String]) -> Result<BodyBuilder, Failure> {
         let mut object = serde_json::Map::new();
         for pair in pairs {
             let (key, value) = pair
@@ -88,7 +88,7 @@ impl Given {
     }
 
     /// JSON, to the byte.
-    pub(super) fn json(mut self, name: &str, given: Option<&str>) -> Result<Given, Failure> {
+    pub(super) fn json(mut self, name: &str, given: Option<&str>) -> Result<BodyBuilder, Failure> {
         if let Some(given) = given {
             let raw = RawValue::from_string(input(given)?.trim().to_owned());
             let raw = raw.map_err(|error| {
@@ -100,7 +100,7 @@ impl Given {
     }
 
     /// JSON, or one of these words as it is.
-    pub(super) fn json_or_word(self, name: &str, given: Option<&str>, words: &[&str]) -> Result<Given, Failure> {
+    pub(super) fn json_or_word(self, name: &str, given: Option<&str>, words: &[&str]) -> Result<BodyBuilder, Failure> {
         match given {
             Some(word) if words.contains(&word) => Ok(self.value(name, Some(word))),
             Some(_) | None => self.json(name, given),
@@ -108,7 +108,7 @@ impl Given {
     }
 
     /// These go back to what is inherited.
-    pub(super) fn nulls(self, names: &[String]) -> Given {
+    pub(super) fn nulls(self, names: &[String]) -> BodyBuilder {
         names.iter().fold(self, |given, name| given.value(&name.replace('-', "_"), Some(Value::Null)))
     }
 

@@ -18,7 +18,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
-pub(super) struct News {
+pub(super) struct Notifications {
     told: Arc<Notify>,
     state: Mutex<State>,
 }
@@ -33,9 +33,9 @@ enum State {
     Closed,
 }
 
-impl News {
-    pub(super) fn new(config: Config) -> News {
-        News { told: Arc::new(Notify::new()), state: Mutex::new(State::Unwanted(Box::new(config))) }
+impl Notifications {
+    pub(super) fn new(config: Config) -> Notifications {
+        Notifications { told: Arc::new(Notify::new()), state: Mutex::new(State::Unwanted(Box::new(config))) }
     }
 
     /// From now on it is listened. Has to be called where tasks can be started.

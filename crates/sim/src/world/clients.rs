@@ -11,12 +11,12 @@ use posthaste_core::event::{Data, Event, EventType, Timing};
 use posthaste_core::id::{DeliveryId, EventId, TenantId};
 use posthaste_core::plant::{self, Plant};
 use posthaste_core::replay_pace::ReplayPace;
-use posthaste_core::retention::{Fate, fate};
+use posthaste_core::retention::{RetentionDecision, fate};
 use posthaste_core::scheduler::{Class, Entry};
 use posthaste_core::text::{Labels, OrderingKey};
 use posthaste_core::time::Timestamp;
-use posthaste_engine::Wake;
-use posthaste_store::{Asked, Audit, COMMAND_MAX, Command, Commanded, Fed};
+use posthaste_engine::Input;
+use posthaste_store::{Audit, COMMAND_MAX, Command, CommandOutcome, CommandRequest, CommittedDelivery};
 use rand::RngExt;
 use rand_chacha::ChaCha8Rng;
 use tokio::sync::oneshot::{self, error::TryRecvError};
@@ -54,16 +54,16 @@ pub(super) struct Publishing {
 
 /// Somebody waits to hear what has become of what they wanted.
 #[derive(Debug)]
-pub(super) struct Question {
-    wish: Wish,
+pub(super) struct PendingCommand {
+    wish: ClientRequest,
     endpoint: usize,
     asked_at: Timestamp,
     pub(super) rows: Vec<usize>,
-    answer: oneshot::Receiver<Commanded>,
+    answer: oneshot::Receiver<CommandOutcome>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Wish {
+enum ClientRequest {
     Cancel,
     SendNow,
     Test,
@@ -251,7 +251,7 @@ impl World {
         let fed = |(number, entry): (usize, Entry)| {
             let row = &self.store.rows[number];
             let endpoint = &self.endpoints[row.endpoint];
-            Fed {
+            CommittedDelivery {
                 endpoint: endpoint.id,
                 tenant: self.tenants[endpoint.tenant].id.clone(),
                 partition: row.partition,
@@ -259,8 +259,8 @@ impl World {
                 event: Arc::clone(&row.event),
             }
         };
-        let fed: Vec<Fed> = entries.into_iter().map(fed).collect();
-        self.deliver(node, Wake::Fed(fed))
+        let fed: Vec<CommittedDelivery> = entries.into_iter().map(fed).collect();
+        self.deliver(node, Input::Committed(fed))
     }
 
     /// Somebody changes an endpoint. Its owner hears of it within a second.
@@ -319,7 +319,7 @@ impl World {
         self.configuration_moves(endpoint);
         let tenant = self.tenants[self.endpoints[endpoint].tenant].id.clone();
         let one = Some(self.endpoints[endpoint].id).filter(|_| self.random.random_range(0..4u32) > 0);
-        self.ask(Wish::Apply, endpoint, vec![], Command::Apply { tenant, endpoint: one });
+        self.ask(ClientRequest::Apply, endpoint, vec![], Command::Apply { tenant, endpoint: one });
     }
 
     /// Somebody wants a delivery called off, or a whole event.
@@ -335,7 +335,7 @@ impl World {
             (Command::CancelDelivery { delivery: row.delivery, audit }, vec![number])
         };
         let endpoint = self.store.rows[number].endpoint;
-        self.ask(Wish::Cancel, endpoint, rows, command);
+        self.ask(ClientRequest::Cancel, endpoint, rows, command);
     }
 
     /// Somebody does not want to wait for a retry, or for a time that was set.
@@ -343,7 +343,7 @@ impl World {
         let Some(number) = self.one_that_waits() else { return };
         let row = &self.store.rows[number];
         let command = Command::SendNow { delivery: row.delivery, audit: audit("send_now") };
-        self.ask(Wish::SendNow, row.endpoint, vec![number], command);
+        self.ask(ClientRequest::SendNow, row.endpoint, vec![number], command);
     }
 
     /// Somebody tries an endpoint out.
@@ -351,7 +351,7 @@ impl World {
         let endpoint = self.random.random_range(0..self.endpoints.len());
         let event = Arc::new(self.event(self.endpoints[endpoint].tenant, EventType::parse("test").expect("valid")));
         let command = Command::Test { endpoint: self.endpoints[endpoint].id, event };
-        self.ask(Wish::Test, endpoint, vec![], command);
+        self.ask(ClientRequest::Test, endpoint, vec![], command);
     }
 
     /// Half of the time one that could go any moment.
@@ -373,17 +373,17 @@ impl World {
         self.tenants[self.endpoints[row.endpoint].tenant].id.clone()
     }
 
-    fn ask(&mut self, wish: Wish, endpoint: usize, rows: Vec<usize>, command: Command) {
+    fn ask(&mut self, wish: ClientRequest, endpoint: usize, rows: Vec<usize>, command: Command) {
         let (sender, answer) = oneshot::channel();
         let partition = self.tenants[self.endpoints[endpoint].tenant].partition;
-        let question = Box::new(Question { wish, endpoint, asked_at: self.now, rows, answer });
+        let question = Box::new(PendingCommand { wish, endpoint, asked_at: self.now, rows, answer });
         let delay = self.soon(5);
-        let asked = Box::new(Asked { command, partition, answer: sender });
-        self.later(delay, Step::Asked { question, asked });
+        let asked = Box::new(CommandRequest { command, partition, answer: sender });
+        self.later(delay, Step::CommandRequest { question, asked });
     }
 
     /// The owner is asked, if there is one. What nobody takes in time is withdrawn.
-    pub(super) fn asked(&mut self, question: Question, asked: Asked) -> Result<(), Violation> {
+    pub(super) fn asked(&mut self, question: PendingCommand, asked: CommandRequest) -> Result<(), Violation> {
         let Some((node, _)) = self.owner_of(question.endpoint) else { return Ok(()) };
         if self.now.since(question.asked_at) > COMMAND_MAX {
             self.visit("edge", "a question that nobody took");
@@ -391,11 +391,11 @@ impl World {
         }
         if let Some(thaw) = self.nodes[node].frozen_until {
             let after = thaw.since(self.real);
-            self.later(after, Step::Asked { question: Box::new(question), asked: Box::new(asked) });
+            self.later(after, Step::CommandRequest { question: Box::new(question), asked: Box::new(asked) });
             return Ok(());
         }
         self.questions.push(question);
-        self.deliver(node, Wake::Asked(asked))?;
+        self.deliver(node, Input::Command(asked))?;
         self.hear_answers()
     }
 
@@ -413,7 +413,7 @@ impl World {
         Ok(())
     }
 
-    fn judge_answer(&mut self, question: &Question, answer: &Commanded) -> Result<(), Violation> {
+    fn judge_answer(&mut self, question: &PendingCommand, answer: &CommandOutcome) -> Result<(), Violation> {
         let now = self.now;
         let fail = |what: &str| {
             let what =
@@ -422,7 +422,7 @@ impl World {
         };
         let still_wait = question.rows.iter().any(|row| self.store.rows[*row].due().is_some());
         match (question.wish, answer) {
-            (Wish::Cancel, Commanded::Done) => {
+            (ClientRequest::Cancel, CommandOutcome::Done) => {
                 if still_wait {
                     return fail("it still waits");
                 }
@@ -434,29 +434,41 @@ impl World {
                 let name = if question.rows.len() == 1 { "cancelled by request" } else { "event cancelled by request" };
                 self.visit("edge", name);
             }
-            (Wish::SendNow, Commanded::Done) => self.visit("edge", "made due by request"),
-            (Wish::Cancel | Wish::SendNow, Commanded::HasEnded) => {
+            (ClientRequest::SendNow, CommandOutcome::Done) => self.visit("edge", "made due by request"),
+            (ClientRequest::Cancel | ClientRequest::SendNow, CommandOutcome::HasEnded) => {
                 if still_wait {
                     return fail("it still waits");
                 }
                 self.visit("edge", "cancel refused because it has ended");
             }
-            (Wish::Cancel | Wish::SendNow, Commanded::InFlight) => self.visit("edge", "cancel refused in flight"),
-            (Wish::Test, Commanded::NotBefore(_)) => self.visit("edge", "test-send refused"),
-            (Wish::Test, Commanded::Tested(_)) => self.visit("edge", "test-send answered"),
+            (ClientRequest::Cancel | ClientRequest::SendNow, CommandOutcome::InFlight) => {
+                self.visit("edge", "cancel refused in flight")
+            }
+            (ClientRequest::Test, CommandOutcome::NotBefore(_)) => self.visit("edge", "test-send refused"),
+            (ClientRequest::Test, CommandOutcome::Tested(_)) => self.visit("edge", "test-send answered"),
             // From here on the change is in force, unless there was another one since.
-            (Wish::Apply, Commanded::Done) => {
+            (ClientRequest::Apply, CommandOutcome::Done) => {
                 if self.endpoints[question.endpoint].changed_at <= question.asked_at {
                     self.endpoints[question.endpoint].is_applied = true;
                 }
                 self.visit("edge", "change applied");
             }
-            (Wish::Test, Commanded::NotFound) if self.endpoints[question.endpoint].deleted_at.is_some() => {}
-            (Wish::Cancel | Wish::SendNow, Commanded::NotFound | Commanded::NotBefore(_) | Commanded::Tested(_))
-            | (Wish::Test, Commanded::Done | Commanded::NotFound | Commanded::InFlight | Commanded::HasEnded)
+            (ClientRequest::Test, CommandOutcome::NotFound) if self.endpoints[question.endpoint].deleted_at.is_some() => {}
+            (
+                ClientRequest::Cancel | ClientRequest::SendNow,
+                CommandOutcome::NotFound | CommandOutcome::NotBefore(_) | CommandOutcome::Tested(_),
+            )
             | (
-                Wish::Apply,
-                Commanded::NotFound | Commanded::InFlight | Commanded::HasEnded | Commanded::NotBefore(_) | Commanded::Tested(_),
+                ClientRequest::Test,
+                CommandOutcome::Done | CommandOutcome::NotFound | CommandOutcome::InFlight | CommandOutcome::HasEnded,
+            )
+            | (
+                ClientRequest::Apply,
+                CommandOutcome::NotFound
+                | CommandOutcome::InFlight
+                | CommandOutcome::HasEnded
+                | CommandOutcome::NotBefore(_)
+                | CommandOutcome::Tested(_),
             ) => {
                 return fail("that is no answer to it");
             }
@@ -559,7 +571,7 @@ impl World {
         let overdue = self.store.overdue(self.now, &self.endpoints);
         if !overdue.is_empty() {
             for node in (0..self.nodes.len()).filter(|node| self.is_well(*node)).collect::<Vec<_>>() {
-                self.deliver(node, Wake::Overdue(overdue.clone()))?;
+                self.deliver(node, Input::Overdue(overdue.clone()))?;
             }
         }
         // What waits at an endpoint that was given up waits for ever.
@@ -576,7 +588,7 @@ impl World {
         for number in 0..self.store.rows.len() {
             let row = &self.store.rows[number];
             let is_old = row.event.accepted_at + keeping.retention <= self.now;
-            if !row.is_committed || !is_old || fate(row.kept_as(), keeping, self.now) != Fate::Delete {
+            if !row.is_committed || !is_old || fate(row.kept_as(), keeping, self.now) != RetentionDecision::Delete {
                 continue;
             }
             let kept = if matches!(row.state, State::Dead { .. }) { keeping.dead_letters } else { Duration::ZERO };

@@ -14,7 +14,7 @@ use posthaste_core::id::{DeliveryId, EndpointId};
 use posthaste_core::tenant::Tenant;
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Adaptive;
-use posthaste_store::{LaneShown, LaneState, StatisticsQuery};
+use posthaste_store::{LaneSnapshot, LaneState, StatisticsQuery};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -27,8 +27,8 @@ const SCORE_OVER: Duration = Duration::from_hours(1);
 
 /// What is known of one endpoint.
 #[derive(Clone, Default, Debug)]
-pub(crate) struct Observed {
-    lane: Option<LaneShown>,
+pub(crate) struct LaneStatus {
+    lane: Option<LaneSnapshot>,
     attempts: u64,
     successes: u64,
 }
@@ -45,7 +45,7 @@ pub(crate) struct HealthView {
     failing_since: Option<String>,
 }
 
-impl Observed {
+impl LaneStatus {
     pub(crate) fn breaker(&self) -> Breaker {
         self.lane.as_ref().map_or_else(Breaker::default, |lane| lane.memory.breaker)
     }
@@ -86,7 +86,7 @@ impl Observed {
         let is_working = status != Status::Disabled && matches!(self.breaker(), Breaker::Closed { .. });
         HealthView {
             score,
-            state: if is_working && health.is_well(self.attempts, score) { "healthy" } else { "unhealthy" },
+            state: if is_working && health.is_healthy(self.attempts, score) { "healthy" } else { "unhealthy" },
             failing_since: health.failing_since().map(Timestamp::to_rfc3339),
         }
     }
@@ -110,24 +110,24 @@ impl Observed {
 }
 
 /// What is known of these endpoints, without how healthy they are.
-pub(crate) async fn lanes(app: &App, endpoints: Vec<EndpointId>) -> Result<HashMap<EndpointId, Observed>, Problem> {
+pub(crate) async fn lanes(app: &App, endpoints: Vec<EndpointId>) -> Result<HashMap<EndpointId, LaneStatus>, Problem> {
     if endpoints.is_empty() {
         return Ok(HashMap::new());
     }
-    let mut lanes = app.store.lanes_shown(endpoints.clone()).await?;
+    let mut lanes = app.store.lane_snapshots(endpoints.clone()).await?;
     // After a restart nothing is shown until there is traffic. What was learned before is stored.
     let shown: HashSet<EndpointId> = lanes.iter().map(|lane| lane.endpoint).collect();
     let now = app.store.now();
     for endpoint in endpoints.into_iter().filter(|endpoint| !shown.contains(endpoint)) {
         if let Some(LaneState { memory, timeout, .. }) = readable(app.store.lane(endpoint).await)?.flatten() {
-            lanes.push(LaneShown { memory, timeout, ..LaneShown::unknown(endpoint, now) });
+            lanes.push(LaneSnapshot { memory, timeout, ..LaneSnapshot::unknown(endpoint, now) });
         }
     }
-    Ok(lanes.into_iter().map(|lane| (lane.endpoint, Observed { lane: Some(lane), ..Observed::default() })).collect())
+    Ok(lanes.into_iter().map(|lane| (lane.endpoint, LaneStatus { lane: Some(lane), ..LaneStatus::default() })).collect())
 }
 
 /// The same, with the last hour's counts.
-pub(crate) async fn lanes_and_health(app: &App, endpoints: &[EndpointId]) -> Result<HashMap<EndpointId, Observed>, Problem> {
+pub(crate) async fn lanes_and_health(app: &App, endpoints: &[EndpointId]) -> Result<HashMap<EndpointId, LaneStatus>, Problem> {
     let mut known = lanes(app, endpoints.to_vec()).await?;
     let now = app.store.now();
     for endpoint in endpoints {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use posthaste_engine::{COMMITTED_AFTER, HandedOver, Owner, SWEPT_EVERY, Sweeper, Wake};
+use posthaste_engine::{COMMITTED_AFTER, HandedOver, Input, Owner, SWEPT_EVERY, Sweeper};
 use posthaste_store::LEASE;
 use rand::RngExt;
 
@@ -39,7 +39,7 @@ impl World {
             | Step::SendNow
             | Step::TestSend
             | Step::Erase
-            | Step::Asked { .. }
+            | Step::CommandRequest { .. }
             | Step::Crash
             | Step::Freeze
             | Step::Thaw { .. }
@@ -48,7 +48,7 @@ impl World {
             | Step::Start { .. }
             | Step::Replay
             | Step::ReplayGoesOn { .. }
-            | Step::Wake { .. }
+            | Step::Input { .. }
             | Step::Outage
             | Step::Damage
             | Step::Repair { .. }
@@ -105,7 +105,7 @@ impl World {
         self.later(request_max, Step::StopsAtLast { node, incarnation });
         // Others go on with the rest while what is in flight ends here.
         let given_up = self.nodes[node].membership.prepare_to_leave();
-        if given_up.is_empty() { self.pump(node) } else { self.deliver(node, Wake::GiveUp(given_up)) }
+        if given_up.is_empty() { self.pump(node) } else { self.deliver(node, Input::GiveUp(given_up)) }
     }
 
     /// It does not wait any longer for what has not ended.
@@ -159,8 +159,8 @@ impl World {
         looking.sweeper.swept(self.real.since(looking.started_at), swept.highest);
         if !swept.endpoints.is_empty() {
             let (delay, member) = (self.soon(5), self.nodes[node].member);
-            let wake = Box::new(Wake::Work(swept.endpoints));
-            self.later(delay, Step::Arrives { node, incarnation, member, wake });
+            let input = Box::new(Input::Work(swept.endpoints));
+            self.later(delay, Step::Arrives { node, incarnation, member, input });
         }
         // In production sweeps never end. Here they do once another one could find nothing: a node's first sweep looks at nothing,
         // and one that was frozen has to catch up.
@@ -190,8 +190,8 @@ impl World {
 
     /// This node knows nothing any more of what it has begun.
     pub(super) fn forget(&mut self, node: usize) {
-        for key in self.bodiless.keys().filter(|(by, _)| by.0 == node).copied().collect::<Vec<_>>() {
-            let hit = self.bodiless.remove(&key).expect("just found");
+        for key in self.pending_sends.keys().filter(|(by, _)| by.0 == node).copied().collect::<Vec<_>>() {
+            let hit = self.pending_sends.remove(&key).expect("just found");
             self.in_flight.remove(&hit);
         }
         self.answered.retain(|(by, _), _| by.0 != node);
@@ -248,7 +248,7 @@ impl World {
         }
         self.visit("edge", "handed over");
         self.trouble_begins();
-        self.deliver(from, Wake::GiveUp(vec![partition]))
+        self.deliver(from, Input::GiveUp(vec![partition]))
     }
 
     /// The store answers nobody for a while.

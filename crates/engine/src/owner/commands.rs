@@ -8,32 +8,34 @@ use posthaste_core::id::{DeliveryId, EndpointId};
 use posthaste_core::plant::{self, Plant};
 use posthaste_core::scheduler::{Backlog, Seq};
 use posthaste_core::time::Timestamp;
-use posthaste_store::{Asked, Audit, Command, Commanded, DeliveryRow, Overdue, OverdueReason, Partition, Recorded, RecordedAs};
+use posthaste_store::{
+    Audit, Command, CommandOutcome, CommandRequest, DeliveryChange, DeliveryRow, Overdue, OverdueReason, Partition, RecordResult,
+};
 use tokio::sync::oneshot;
 
-use super::{After, Deed, Errand, Owner, Sending, Ticket};
+use super::{Effect, OnRecorded, Owner, SendRef, SendRequest, WaiterId};
 use crate::bodies::weight;
 
 #[derive(Debug)]
 pub(super) struct Waiter {
     pub(super) left: usize,
     pub(super) is_any_done: bool,
-    pub(super) answer: oneshot::Sender<Commanded>,
+    pub(super) answer: oneshot::Sender<CommandOutcome>,
 }
 
 impl Owner {
-    pub(super) fn asked(&mut self, now: Timestamp, asked: Asked) {
+    pub(super) fn command_received(&mut self, now: Timestamp, asked: CommandRequest) {
         if !self.epochs.contains_key(&asked.partition) || self.is_stopping {
             // Dropped: whoever asked hears that it was not done.
             return;
         }
         match &asked.command {
             Command::CancelDelivery { .. } | Command::CancelEvent { .. } | Command::SendNow { .. } => {
-                self.deeds.push(Deed::LookUp { life: self.life, asked: Box::new(asked) });
+                self.effects.push(Effect::FindDeliveries { generation: self.generation, asked: Box::new(asked) });
             }
             Command::Test { endpoint, event } => {
                 let (endpoint, event) = (*endpoint, Arc::clone(event));
-                if self.has_lane(now, endpoint, Backlog::None) {
+                if self.ensure_lane(now, endpoint, Backlog::None) {
                     self.test(now, endpoint, event, asked.answer);
                 } else {
                     self.tests.entry(endpoint).or_default().push((event, asked.answer));
@@ -46,8 +48,8 @@ impl Owner {
         }
     }
 
-    pub(super) fn looked_up(&mut self, now: Timestamp, asked: Asked, rows: &[DeliveryRow]) {
-        let Asked { command, answer, .. } = asked;
+    pub(super) fn deliveries_found(&mut self, now: Timestamp, asked: CommandRequest, rows: &[DeliveryRow]) {
+        let CommandRequest { command, answer, .. } = asked;
         let (state, audit) = match command {
             Command::CancelDelivery { audit, .. } | Command::CancelEvent { audit, .. } => {
                 (State::Cancelled { at: now, reason: CancelReason::Requested }, audit)
@@ -61,12 +63,12 @@ impl Owner {
         }
         let waits = |row: &&DeliveryRow| matches!(row.state, State::Waiting { .. });
         let refusal = if rows.is_empty() {
-            Some(Commanded::NotFound)
+            Some(CommandOutcome::NotFound)
         } else if rows.iter().any(|row| self.scheduler.is_in_flight(row.endpoint, row.id) || self.withdrawn.contains_key(&row.seq))
         {
-            Some(Commanded::InFlight)
+            Some(CommandOutcome::InFlight)
         } else if rows.iter().filter(waits).count() == 0 {
-            Some(Commanded::HasEnded)
+            Some(CommandOutcome::HasEnded)
         } else {
             None
         };
@@ -74,16 +76,16 @@ impl Owner {
             let _ = answer.send(refusal);
             return;
         }
-        self.tickets += 1;
-        let ticket = self.tickets;
+        self.last_waiter_id += 1;
+        let waiter_id = self.last_waiter_id;
         let waiting: Vec<&DeliveryRow> = rows.iter().filter(waits).collect();
-        self.waiters.insert(ticket, Waiter { left: waiting.len(), is_any_done: false, answer });
+        self.waiters.insert(waiter_id, Waiter { left: waiting.len(), is_any_done: false, answer });
         let mut audit = Some(audit);
         for row in waiting {
             // One entry in the audit log for what was one wish.
-            self.withdraw(row.partition, row.endpoint, row.id, row.seq, state, audit.take(), Some(ticket));
+            self.withdraw(row.partition, row.endpoint, row.id, row.seq, state, audit.take(), Some(waiter_id));
             if plant::is(Plant::CancelAnsweredEarly) {
-                self.answer(ticket, RecordedAs::Done);
+                self.answer(waiter_id, RecordResult::Done);
             }
         }
     }
@@ -98,45 +100,51 @@ impl Owner {
         seq: Seq,
         state: State,
         audit: Option<Audit>,
-        ticket: Option<Ticket>,
+        waiter_id: Option<WaiterId>,
     ) {
         self.scheduler.withdraw(endpoint, delivery, seq).expect("asked before");
         self.withdrawn.insert(seq, false);
-        self.has_seen(endpoint, seq);
+        self.mark_seen(endpoint, seq);
         // An endpoint that is not loaded remembers nothing of this.
-        self.expect_late_news([seq]);
+        self.expect_late_feed_rows([seq]);
         let still_waits = matches!(state, State::Waiting { .. });
         if !still_waits {
             self.bodies.take(seq);
         }
         let note = self.note_of_end(endpoint, state);
-        let recorded = Recorded::Moved { seq, state, audit: audit.map(Box::new) };
-        let after = After::Withdrawn { endpoint, delivery, seq, still_waits, ticket, note };
+        let recorded = DeliveryChange::Moved { seq, state, audit: audit.map(Box::new) };
+        let after = OnRecorded::Withdrawn { endpoint, delivery, seq, still_waits, waiter_id, note };
         self.record_in(partition, endpoint, recorded, None, None, after);
     }
 
-    pub(super) fn answer(&mut self, ticket: Ticket, result: RecordedAs) {
-        let Some(waiter) = self.waiters.get_mut(&ticket) else { return };
+    pub(super) fn answer(&mut self, waiter_id: WaiterId, result: RecordResult) {
+        let Some(waiter) = self.waiters.get_mut(&waiter_id) else { return };
         match result {
-            RecordedAs::Done => waiter.is_any_done = true,
-            RecordedAs::MovedOn => {}
-            RecordedAs::NotOwner => {
+            RecordResult::Done => waiter.is_any_done = true,
+            RecordResult::MovedOn => {}
+            RecordResult::NotOwner => {
                 // Dropped: whoever asked hears that it was not done.
-                self.waiters.remove(&ticket);
+                self.waiters.remove(&waiter_id);
                 return;
             }
         }
         waiter.left -= 1;
         if waiter.left == 0 {
-            let Waiter { is_any_done, answer, .. } = self.waiters.remove(&ticket).expect("just found");
-            let _ = answer.send(if is_any_done { Commanded::Done } else { Commanded::HasEnded });
+            let Waiter { is_any_done, answer, .. } = self.waiters.remove(&waiter_id).expect("just found");
+            let _ = answer.send(if is_any_done { CommandOutcome::Done } else { CommandOutcome::HasEnded });
         }
     }
 
-    pub(super) fn test(&mut self, now: Timestamp, endpoint: EndpointId, event: Arc<Event>, answer: oneshot::Sender<Commanded>) {
-        let known = self.known.get_mut(&endpoint).expect("a lane is of a known endpoint");
+    pub(super) fn test(
+        &mut self,
+        now: Timestamp,
+        endpoint: EndpointId,
+        event: Arc<Event>,
+        answer: oneshot::Sender<CommandOutcome>,
+    ) {
+        let known = self.endpoints.get_mut(&endpoint).expect("a lane is of a known endpoint");
         if known.target.stored.deleted_at.is_some() {
-            let _ = answer.send(Commanded::NotFound);
+            let _ = answer.send(CommandOutcome::NotFound);
             return;
         }
         let again_at = known.tested_at.map(|tested_at| tested_at + self.options.test_send_pause);
@@ -145,7 +153,7 @@ impl Owner {
             None => self.scheduler.start_test_send(now, endpoint),
         };
         if let Err(not_before) = started {
-            let _ = answer.send(Commanded::NotBefore(not_before));
+            let _ = answer.send(CommandOutcome::NotBefore(not_before));
             return;
         }
         known.tested_at = Some(now);
@@ -156,18 +164,18 @@ impl Owner {
         self.bytes_in_flight += bytes;
         self.requests += 1;
         self.testers.insert(delivery, answer);
-        let errand = Errand { endpoint, delivery, seq: 0, is_test: true, bytes };
+        let send = SendRef { endpoint, delivery, seq: 0, is_test: true, bytes };
         let target = Arc::clone(&known.target);
         // Nobody looks at a test: its event is nobody's.
-        let sending = Sending { life: self.life, errand, number: 1, event, target, timeout, due: now, trace: None };
-        self.deeds.push(Deed::Send(Box::new(sending)));
+        let sending = SendRequest { generation: self.generation, send, number: 1, event, target, timeout, due: now, trace: None };
+        self.effects.push(Effect::Send(Box::new(sending)));
     }
 
     pub(super) fn end_overdue(&mut self, now: Timestamp, overdue: Overdue) {
         let Overdue { endpoint, delivery, seq, why } = overdue;
         // One that is not known yet is taken up, and found again next time.
-        let Some(partition) = self.known.get(&endpoint).map(|known| known.partition) else {
-            self.take_up(endpoint);
+        let Some(partition) = self.endpoints.get(&endpoint).map(|known| known.partition) else {
+            self.request_load(endpoint);
             return;
         };
         let is_ours = self.epochs.contains_key(&partition);

@@ -11,14 +11,14 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use posthaste_store::MasterKey;
 
-use super::Where;
+use super::DatabaseChoice;
 use super::database::Database;
 use super::line::Line;
 use super::meter::{Metered, directory_bytes, peak_memory_bytes, resident_bytes};
 use super::process::{Cleaner, Part, ServerProcess};
 
 /// For the length of one `posthaste bench`. Its fields end in their order: first whoever writes, last whoever cleans up.
-pub(super) struct Ground {
+pub(super) struct BenchEnvironment {
     pub(super) receiver: Part,
     pub(super) load: Part,
     pub(super) database: Option<Database>,
@@ -27,8 +27,8 @@ pub(super) struct Ground {
     servers: u32,
 }
 
-impl Ground {
-    pub(super) async fn new(place: &Where) -> anyhow::Result<Ground> {
+impl BenchEnvironment {
+    pub(super) async fn new(place: &DatabaseChoice) -> anyhow::Result<BenchEnvironment> {
         let database_url = place.database_url.as_deref();
         let database = match database_url {
             Some(url) => Some(Database::connect(url).await?),
@@ -42,7 +42,7 @@ impl Ground {
         std::fs::DirBuilder::new().mode(0o700).create(&scratch).with_context(|| format!("cannot make {}", scratch.display()))?;
         let receiver = Part::start("receiver", &[]).await?;
         let load = Part::start("load", &[]).await?;
-        Ok(Ground { receiver, load, database, scratch, cleaner, servers: 0 })
+        Ok(BenchEnvironment { receiver, load, database, scratch, cleaner, servers: 0 })
     }
 
     /// What a report says of the database.
@@ -87,7 +87,7 @@ impl Ground {
     }
 
     /// An empty one, that is ready.
-    pub(super) async fn server(&mut self, set: &[&str]) -> anyhow::Result<Bed> {
+    pub(super) async fn server(&mut self, set: &[&str]) -> anyhow::Result<Testbed> {
         self.servers += 1;
         let directory = self.scratch.join(format!("server-{}", self.servers));
         std::fs::DirBuilder::new().mode(0o700).create(&directory)?;
@@ -111,7 +111,8 @@ impl Ground {
         flags.extend(["--api-rate", "10000", "--api-burst", "100000"].iter().chain(set).map(|flag| (*flag).to_owned()));
         let started = ServerProcess::start(&directory, &flags, &variables).await?;
         let postmaster = self.database.as_ref().and_then(|database| database.postmaster);
-        let mut bed = Bed { running: Some(started), directory, flags, variables, key, in_database, postmaster, bytes_before: 0 };
+        let mut bed =
+            Testbed { running: Some(started), directory, flags, variables, key, in_database, postmaster, bytes_before: 0 };
         if self.database.is_some() {
             bed.bytes_before = self.bytes_on_disk(&bed).await?;
         }
@@ -119,7 +120,7 @@ impl Ground {
     }
 
     /// What it has written and kept. A log of changes that is not yet in its place counts, too, as long as the server runs.
-    pub(super) async fn bytes_on_disk(&self, bed: &Bed) -> anyhow::Result<u64> {
+    pub(super) async fn bytes_on_disk(&self, bed: &Testbed) -> anyhow::Result<u64> {
         let bytes = match (&self.database, &bed.in_database) {
             (Some(database), Some(name)) => database.bytes(name).await?,
             _ => directory_bytes(&bed.directory),
@@ -129,7 +130,7 @@ impl Ground {
 }
 
 /// A server, and what it takes to start it again.
-pub(super) struct Bed {
+pub(super) struct Testbed {
     running: Option<ServerProcess>,
     directory: PathBuf,
     flags: Vec<String>,
@@ -141,7 +142,7 @@ pub(super) struct Bed {
     bytes_before: u64,
 }
 
-impl Bed {
+impl Testbed {
     fn running(&self) -> &ServerProcess {
         self.running.as_ref().expect("it is used between a start and a stop")
     }
@@ -182,7 +183,7 @@ impl Bed {
 }
 
 /// A measurement may leave gigabytes, and the next one wants them.
-impl Drop for Bed {
+impl Drop for Testbed {
     fn drop(&mut self) {
         drop(self.running.take());
         let _ = std::fs::remove_dir_all(Path::new(&self.directory));

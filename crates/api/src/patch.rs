@@ -7,50 +7,50 @@ use crate::problem::Problem;
 
 /// To be used with `#[serde(default)]`, which makes a field that is not there `Absent`.
 #[derive(Clone, PartialEq, Default, Debug)]
-pub(crate) enum Given<T> {
+pub(crate) enum Patch<T> {
     #[default]
     Absent,
     Null,
     Is(T),
 }
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Given<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Given<T>, D::Error> {
-        Ok(Option::deserialize(deserializer)?.map_or(Given::Null, Given::Is))
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Patch<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Patch<T>, D::Error> {
+        Ok(Option::deserialize(deserializer)?.map_or(Patch::Null, Patch::Is))
     }
 }
 
-impl<T> Given<T> {
+impl<T> Patch<T> {
     pub(crate) fn is_absent(&self) -> bool {
-        matches!(self, Given::Absent)
+        matches!(self, Patch::Absent)
     }
 
     /// The value, where `null` says the same as nothing.
     pub(crate) fn value(self) -> Option<T> {
         match self {
-            Given::Absent | Given::Null => None,
-            Given::Is(value) => Some(value),
+            Patch::Absent | Patch::Null => None,
+            Patch::Is(value) => Some(value),
         }
     }
 
     /// Lays it over what is there: `null` goes back to the default.
     pub(crate) fn over<U: Default>(self, present: U, read: impl FnOnce(T) -> Result<U, Problem>) -> Result<U, Problem> {
         match self {
-            Given::Absent => Ok(present),
-            Given::Null => Ok(U::default()),
-            Given::Is(value) => read(value),
+            Patch::Absent => Ok(present),
+            Patch::Null => Ok(U::default()),
+            Patch::Is(value) => read(value),
         }
     }
 }
 
 /// A field that only we write. Refused where something is made; where it is changed, repeating what is there is fine, so
 /// that an answer can be sent back with one field changed.
-pub(crate) fn check_read_only(field: &str, given: &Given<Value>, present: Option<&Value>) -> Result<(), Problem> {
+pub(crate) fn check_read_only(field: &str, given: &Patch<Value>, present: Option<&Value>) -> Result<(), Problem> {
     let is_the_same = match (given, present) {
-        (Given::Absent, _) => true,
-        (Given::Null, Some(present)) => present.is_null(),
-        (Given::Is(value), Some(present)) => value == present,
-        (Given::Null | Given::Is(_), None) => false,
+        (Patch::Absent, _) => true,
+        (Patch::Null, Some(present)) => present.is_null(),
+        (Patch::Is(value), Some(present)) => value == present,
+        (Patch::Null | Patch::Is(_), None) => false,
     };
     if is_the_same { Ok(()) } else { Err(Problem::invalid(field, "is read-only")) }
 }

@@ -10,9 +10,12 @@ use posthaste_core::endpoint::{Override, Status};
 use posthaste_core::id::{DeliveryId, EndpointId};
 use posthaste_core::timeout::Mode;
 use posthaste_engine::{
-    After, Bodiless, CallFailure, Deed, Execution, HANDED_OVER_ASKED_EVERY, Next, Plan, Progress, StoreCall, StoreReply, Wake, plan,
+    CallFailure, Effect, Execution, HANDED_OVER_ASKED_EVERY, Input, Next, OnRecorded, PendingSend, Plan, Progress, StoreCall,
+    StoreReply, plan,
 };
-use posthaste_store::{Epoch, Error, HandedOver, NodeId, Page, Partition, Record, Recorded, RecordedAs, TakenUp, WindowAsked};
+use posthaste_store::{
+    DeliveryChange, EndpointBundle, Epoch, Error, HandedOver, NodeId, Page, Partition, Record, RecordResult, WindowRequest,
+};
 use rand::RngExt;
 use tokio::sync::mpsc::unbounded_channel;
 
@@ -35,75 +38,75 @@ pub(super) struct Running {
 }
 
 /// Deliveries whose turn has come and that are not sent yet: something has to be read or written first.
-fn begun(deed: &Deed) -> Vec<Bodiless> {
-    match deed {
-        Deed::ReadBodies { wanted, .. } => wanted.clone(),
-        Deed::Record { after, .. } => after.iter().filter_map(probe).collect(),
-        Deed::Send(_)
-        | Deed::FindWork
-        | Deed::ScanGap { .. }
-        | Deed::TakeUp { .. }
-        | Deed::Read { .. }
-        | Deed::CompareVersions { .. }
-        | Deed::Restamp { .. }
-        | Deed::LookUp { .. }
-        | Deed::See { .. }
-        | Deed::Show(_)
-        | Deed::Notice(_)
-        | Deed::HandOver { .. } => vec![],
+fn begun(effect: &Effect) -> Vec<PendingSend> {
+    match effect {
+        Effect::ReadBodies { wanted, .. } => wanted.clone(),
+        Effect::Record { on_recorded, .. } => on_recorded.iter().filter_map(probe).collect(),
+        Effect::Send(_)
+        | Effect::FindWork
+        | Effect::ScanGap { .. }
+        | Effect::LoadEndpoints { .. }
+        | Effect::ReadWindow { .. }
+        | Effect::CompareVersions { .. }
+        | Effect::Restamp { .. }
+        | Effect::FindDeliveries { .. }
+        | Effect::ReadStatistics { .. }
+        | Effect::PublishLanes(_)
+        | Effect::Notify(_)
+        | Effect::HandOver { .. } => vec![],
     }
 }
 
-fn probe(after: &After) -> Option<Bodiless> {
-    match after {
-        After::Probe(wanted) => Some(*wanted),
-        After::Flight { .. } | After::Withdrawn { .. } | After::Nothing => None,
+fn probe(on_recorded: &OnRecorded) -> Option<PendingSend> {
+    match on_recorded {
+        OnRecorded::Probe(wanted) => Some(*wanted),
+        OnRecorded::AttemptEnded { .. } | OnRecorded::Withdrawn { .. } | OnRecorded::Nothing => None,
     }
 }
 
 /// Whose turn has come.
-pub(super) fn turns(deed: &Deed) -> Vec<usize> {
-    if let Deed::Send(sending) = deed
-        && !sending.errand.is_test
+pub(super) fn turns(effect: &Effect) -> Vec<usize> {
+    if let Effect::Send(sending) = effect
+        && !sending.send.is_test
     {
-        return vec![row_number(sending.errand.seq)];
+        return vec![row_number(sending.send.seq)];
     }
-    begun(deed).iter().map(|wanted| row_number(wanted.seq)).collect()
+    begun(effect).iter().map(|wanted| row_number(wanted.seq)).collect()
 }
 
 impl World {
     /// Something happens to an owner, and it does what it wants to do about it.
-    pub(super) fn deliver(&mut self, node: usize, wake: Wake) -> Result<(), Violation> {
-        self.deliver_to_member(node, self.nodes[node].member, wake)
+    pub(super) fn deliver(&mut self, node: usize, input: Input) -> Result<(), Violation> {
+        self.deliver_to_member(node, self.nodes[node].member, input)
     }
 
     /// The same for what was meant for the node under the name that it had then.
-    fn deliver_to_member(&mut self, node: usize, member: u64, wake: Wake) -> Result<(), Violation> {
-        self.by_clock_of(node, |world| world.deliver_here(node, member, wake))
+    fn deliver_to_member(&mut self, node: usize, member: u64, input: Input) -> Result<(), Violation> {
+        self.by_clock_of(node, |world| world.deliver_here(node, member, input))
     }
 
-    fn deliver_here(&mut self, node: usize, member: u64, wake: Wake) -> Result<(), Violation> {
+    fn deliver_here(&mut self, node: usize, member: u64, input: Input) -> Result<(), Violation> {
         let member = (node, member);
         if self.nodes[node].owner.is_none() {
             return Ok(());
         }
         let (mut heard, mut bodies, mut probes) = (None, Vec::new(), Vec::new());
-        match &wake {
-            Wake::Answered { errand, .. } if !errand.is_test => heard = Some(errand.delivery),
-            Wake::Bodies { asked, found, .. } => {
+        match &input {
+            Input::AttemptFinished { send, .. } if !send.is_test => heard = Some(send.delivery),
+            Input::BodiesRead { asked, found, .. } => {
                 for wanted in asked {
                     let body = found.iter().find(|body| body.seq == wanted.seq);
                     if body.is_some_and(|body| body.event.is_ok()) {
                         bodies.push(wanted.delivery);
-                    } else if let Some(hit) = self.bodiless.remove(&(member, wanted.delivery)) {
+                    } else if let Some(hit) = self.pending_sends.remove(&(member, wanted.delivery)) {
                         let hit = self.in_flight.remove(&hit).expect("in flight until answered");
                         let circuit = &self.endpoints[hit.endpoint].config.circuit;
                         self.checker.unsendable(hit.endpoint, hit.is_probe, self.now, circuit);
                     }
                 }
             }
-            Wake::TakenUp { found, .. } => {
-                for TakenUp { endpoint, .. } in found {
+            Input::EndpointsLoaded { found, .. } => {
+                for EndpointBundle { endpoint, .. } in found {
                     let limit = match endpoint.endpoint.policies.rate_limit {
                         Override::Set(limit) => Some(limit),
                         Override::Inherit | Override::Lift => None,
@@ -114,44 +117,46 @@ impl World {
                     }
                 }
             }
-            Wake::Recorded { after, results, .. } => {
+            Input::Recorded { on_recorded, results, .. } => {
                 // A probe whose lane is somebody else's by now does not go.
-                for (wanted, result) in after.iter().zip(results).filter_map(|(after, result)| Some((probe(after)?, result))) {
-                    if *result != RecordedAs::NotOwner {
+                for (wanted, result) in
+                    on_recorded.iter().zip(results).filter_map(|(on_recorded, result)| Some((probe(on_recorded)?, result)))
+                {
+                    if *result != RecordResult::NotOwner {
                         probes.push(wanted.delivery);
-                    } else if let Some(hit) = self.bodiless.remove(&(member, wanted.delivery)) {
+                    } else if let Some(hit) = self.pending_sends.remove(&(member, wanted.delivery)) {
                         self.in_flight.remove(&hit);
                     }
                 }
             }
-            Wake::Owns(_)
-            | Wake::LeaseEnded
-            | Wake::GiveUp(_)
-            | Wake::RecordedElsewhere { .. }
-            | Wake::Work(_)
-            | Wake::Fed(_)
-            | Wake::FeedOverflowed
-            | Wake::GapScanned { .. }
-            | Wake::EndpointUnreadable { .. }
-            | Wake::Read { .. }
-            | Wake::Answered { .. }
-            | Wake::NotSent { .. }
-            | Wake::ConfigurationMoved
-            | Wake::Versions { .. }
-            | Wake::Restamped { .. }
-            | Wake::Overdue(_)
-            | Wake::Asked(_)
-            | Wake::LookedUp { .. }
-            | Wake::Seen { .. } => {}
+            Input::PartitionsClaimed(_)
+            | Input::LeaseEnded
+            | Input::GiveUp(_)
+            | Input::RecordedElsewhere { .. }
+            | Input::Work(_)
+            | Input::Committed(_)
+            | Input::FeedOverflowed
+            | Input::GapScanned { .. }
+            | Input::EndpointUnreadable { .. }
+            | Input::WindowRead { .. }
+            | Input::AttemptFinished { .. }
+            | Input::NotSent { .. }
+            | Input::ConfigurationChanged
+            | Input::Versions { .. }
+            | Input::Restamped { .. }
+            | Input::Overdue(_)
+            | Input::Command(_)
+            | Input::DeliveriesFound { .. }
+            | Input::StatisticsRead { .. } => {}
         }
         // That something was dropped is heard before what came after it.
         if std::mem::take(&mut self.nodes[node].feed_has_overflowed)
             && let Some(owner) = self.nodes[node].owner.as_mut()
         {
-            owner.wake(self.now, Wake::FeedOverflowed);
+            owner.handle(self.now, Input::FeedOverflowed);
         }
         if let Some(owner) = self.nodes[node].owner.as_mut() {
-            owner.wake(self.now, wake);
+            owner.handle(self.now, input);
         }
         self.pump(node)?;
         // Whatever was heard has been decided about, and whatever could be sent has been.
@@ -166,7 +171,7 @@ impl World {
         }
         for delivery in bodies {
             self.drop_given_up(node, member, delivery);
-            if self.bodiless.contains_key(&(member, delivery)) {
+            if self.pending_sends.contains_key(&(member, delivery)) {
                 let what = format!("{delivery} at {}: its payload was found and it is not sent", self.now.to_rfc3339());
                 return Err(Violation { promise: "I1", what });
             }
@@ -182,7 +187,7 @@ impl World {
         let owner = self.nodes[node].owner.as_ref();
         let is_owner = owner.is_some_and(|owner| owner.partitions().contains(&partition));
         let is_own = is_owner && owner.is_some_and(|owner| owner.is_in_flight(endpoint, delivery));
-        if !is_own && let Some(hit) = self.bodiless.remove(&(member, delivery)) {
+        if !is_own && let Some(hit) = self.pending_sends.remove(&(member, delivery)) {
             self.visit("edge", "given back unsent");
             let hit = self.in_flight.remove(&hit).expect("in flight until answered");
             if is_owner {
@@ -193,9 +198,9 @@ impl World {
     }
 
     /// What was on its way to an owner that has died is lost.
-    pub(super) fn arrives(&mut self, node: usize, incarnation: u64, member: u64, wake: Wake) -> Result<(), Violation> {
+    pub(super) fn arrives(&mut self, node: usize, incarnation: u64, member: u64, input: Input) -> Result<(), Violation> {
         if self.nodes[node].incarnation != incarnation {
-            if matches!(wake, Wake::Answered { .. }) {
+            if matches!(input, Input::AttemptFinished { .. }) {
                 self.visit("fault", "answer to a dead node");
             }
             return Ok(());
@@ -203,11 +208,11 @@ impl World {
         if self.nodes[node].member != member {
             self.visit("fault", "news of an earlier life");
         }
-        if matches!(wake, Wake::Answered { .. }) && !self.nodes[node].counts_soon {
+        if matches!(input, Input::AttemptFinished { .. }) && !self.nodes[node].counts_soon {
             self.nodes[node].counts_soon = true;
             self.later(Duration::from_secs(10), Step::Count { node, incarnation });
         }
-        self.deliver_to_member(node, member, wake)
+        self.deliver_to_member(node, member, input)
     }
 
     pub(super) fn count(&mut self, node: usize, incarnation: u64) -> Result<(), Violation> {
@@ -217,24 +222,24 @@ impl World {
         self.nodes[node].counts_soon = false;
         self.by_clock_of(node, |world| {
             if let Some(owner) = world.nodes[node].owner.as_mut() {
-                owner.show(world.now);
+                owner.publish_changed_lanes(world.now);
             }
         });
         self.pump(node)
     }
 
     /// Begins everything that an owner wants done now.
-    pub(super) fn perform_all(&mut self, node: usize, deeds: Vec<Deed>) -> Result<(), Violation> {
+    pub(super) fn perform_all(&mut self, node: usize, effects: Vec<Effect>) -> Result<(), Violation> {
         let (incarnation, member) = (self.nodes[node].incarnation, self.nodes[node].member);
-        for wanted in deeds.iter().flat_map(begun).collect::<Vec<_>>() {
+        for wanted in effects.iter().flat_map(begun).collect::<Vec<_>>() {
             let key = ((node, member), wanted.delivery);
-            if self.may_send(node) && !self.bodiless.contains_key(&key) {
+            if self.may_send(node) && !self.pending_sends.contains_key(&key) {
                 let hit = self.turn(node, number_of_delivery(wanted.delivery))?;
-                self.bodiless.insert(key, hit);
+                self.pending_sends.insert(key, hit);
             }
         }
         // Whom people are told is nobody's promise here.
-        let Plan { executions, sends, notices: _ } = plan(deeds, self.now, Some(NodeId(0)));
+        let Plan { executions, sends, notices: _ } = plan(effects, self.now, Some(NodeId(0)));
         for sending in sends {
             self.send(node, *sending)?;
         }
@@ -255,8 +260,8 @@ impl World {
             let delay = pause + self.store_takes(&call);
             self.later(delay, Step::Call { running, call: Box::new(call) });
         }
-        for wake in progress.inputs {
-            self.arrives(node, incarnation, member, wake)?;
+        for input in progress.inputs {
+            self.arrives(node, incarnation, member, input)?;
         }
         Ok(())
     }
@@ -264,7 +269,7 @@ impl World {
     /// Mostly at once; now and then a busy store takes its time.
     fn store_takes(&mut self, call: &StoreCall) -> Duration {
         let most = if self.random.random_range(0..100u32) == 0 { 300 } else { 5 };
-        let is_asked = |record: &Record| matches!(&record.recorded, Recorded::Moved { audit: Some(_), .. });
+        let is_asked = |record: &Record| matches!(&record.recorded, DeliveryChange::Moved { audit: Some(_), .. });
         // What comes in between is what can go wrong with a wish.
         let is_wish = matches!(call, StoreCall::Record(records) if records.iter().any(is_asked));
         let more = if is_wish && self.random.random_range(0..3u32) == 0 { 400 } else { 0 };
@@ -290,10 +295,10 @@ impl World {
         let is_lost = matches!(call, StoreCall::HandOver { .. }) && !self.is_healed && self.random.random_range(0..3u32) == 0;
         let result = match self.random.random_range(0..900u32) {
             _ if is_out => Err(CallFailure::Store(Error::Unavailable("the store is away".into()))),
-            _ if is_lost => self.reply(writer, call)?.and(Err(CallFailure::Store(Error::Unknown))),
+            _ if is_lost => self.reply(writer, call)?.and(Err(CallFailure::Store(Error::CommitInDoubt))),
             0 if !self.is_healed => Err(CallFailure::Store(Error::Unavailable("the store is busy".into()))),
             // It was written, and nobody hears of it.
-            1 if !self.is_healed => self.reply(writer, call)?.and(Err(CallFailure::Store(Error::Unknown))),
+            1 if !self.is_healed => self.reply(writer, call)?.and(Err(CallFailure::Store(Error::CommitInDoubt))),
             2 if !self.is_healed => self.reply(writer, call)?.and(Err(CallFailure::Panicked)),
             3 if !self.is_healed => Err(CallFailure::Panicked),
             _ => self.reply(writer, call)?,
@@ -301,7 +306,7 @@ impl World {
         if let Err(failure) = &result {
             let name = match failure {
                 CallFailure::Store(Error::Unavailable(_)) => "store unavailable",
-                CallFailure::Store(Error::Unknown) => "answer of the store lost",
+                CallFailure::Store(Error::CommitInDoubt) => "answer of the store lost",
                 CallFailure::Store(Error::Corrupt { .. }) => "unreadable",
                 CallFailure::Store(Error::Overloaded { .. } | Error::Unusable(_) | Error::TooNew) => "refused",
                 CallFailure::Panicked => "call panicked",
@@ -328,16 +333,17 @@ impl World {
         Ok(Ok(match call {
             StoreCall::Work { after, limit } => StoreReply::Work(self.store.work(&self.endpoints, after, limit)),
             StoreCall::Sweep { after, limit } => StoreReply::Sweep(self.store.sweep(after, limit.min(SWEEP_ROWS), &self.endpoints)),
-            StoreCall::TakeUp(endpoints) => {
+            StoreCall::LoadEndpoints(endpoints) => {
                 if endpoints.iter().any(|endpoint| self.endpoints[endpoint_number(*endpoint)].is_unreadable) {
                     return Ok(Err(CallFailure::Store(Error::Corrupt { what: "endpoint" })));
                 }
-                let take_up = |id: &EndpointId| self.store.take_up(endpoint_number(*id), &self.endpoints, &self.tenants);
-                StoreReply::TakeUp(endpoints.iter().map(take_up).collect())
+                let load_endpoints =
+                    |id: &EndpointId| self.store.load_endpoints(endpoint_number(*id), &self.endpoints, &self.tenants);
+                StoreReply::LoadEndpoints(endpoints.iter().map(load_endpoints).collect())
             }
             StoreCall::Windows(asked) => {
                 let window =
-                    |WindowAsked { endpoint, want, limit }| self.store.window(writer.0, endpoint_number(endpoint), &want, limit);
+                    |WindowRequest { endpoint, want, limit }| self.store.window(writer.0, endpoint_number(endpoint), &want, limit);
                 StoreReply::Windows(asked.into_iter().map(window).collect())
             }
             StoreCall::Bodies(seqs) => StoreReply::Bodies(self.store.bodies(seqs.into_iter())),
@@ -373,7 +379,7 @@ impl World {
                 let endpoint = endpoint_number(query.endpoint.expect("one is asked about"));
                 StoreReply::Statistics(self.store.statistics(endpoint, query.from, query.to).into_iter().collect())
             }
-            StoreCall::ShowLanes(_) => StoreReply::ShowLanes,
+            StoreCall::PublishLanes(_) => StoreReply::PublishLanes,
             StoreCall::HandOver { partitions, in_flight, .. } => {
                 self.hand_over(writer, &partitions, &in_flight);
                 StoreReply::HandOver
@@ -383,7 +389,7 @@ impl World {
 
     /// An owner has decided what an answer means.
     pub(super) fn decided(&mut self, member: Member, record: &Record) -> Result<(), Violation> {
-        let Recorded::Attempt { seq, attempt, state } = &record.recorded else { return Ok(()) };
+        let DeliveryChange::Attempt { seq, attempt, state } = &record.recorded else { return Ok(()) };
         let delivery = self.store.rows[row_number(*seq)].delivery;
         let Some(hit) = self.answered.remove(&(member, delivery)) else {
             let what = format!("{delivery} at {}: an attempt is written down that was never made", self.now.to_rfc3339());
@@ -395,7 +401,7 @@ impl World {
         verdict
     }
 
-    fn commit_records(&mut self, writer: Member, records: &[Record]) -> Result<Vec<RecordedAs>, Violation> {
+    fn commit_records(&mut self, writer: Member, records: &[Record]) -> Result<Vec<RecordResult>, Violation> {
         let mut results = Vec::new();
         for record in records {
             results.push(self.commit_record(writer, record)?);
@@ -403,7 +409,7 @@ impl World {
         Ok(results)
     }
 
-    fn commit_record(&mut self, writer: Member, record: &Record) -> Result<RecordedAs, Violation> {
+    fn commit_record(&mut self, writer: Member, record: &Record) -> Result<RecordResult, Violation> {
         let endpoint = endpoint_number(record.endpoint);
         let timeout = |world: &World| {
             let lane = world.store.lanes.get(&endpoint);
@@ -422,8 +428,8 @@ impl World {
             return Err(Violation { promise: "I31", what });
         }
         let seq = match &record.recorded {
-            Recorded::Attempt { seq, .. } | Recorded::Moved { seq, .. } => Some(*seq),
-            Recorded::Nothing => None,
+            DeliveryChange::Attempt { seq, .. } | DeliveryChange::Moved { seq, .. } => Some(*seq),
+            DeliveryChange::Nothing => None,
         };
         if let Some(number) = seq.map(row_number) {
             self.note_record(writer, number, record, committed.result, committed.is_late)?;
@@ -448,19 +454,19 @@ impl World {
         writer: Member,
         number: usize,
         record: &Record,
-        result: RecordedAs,
+        result: RecordResult,
         is_late: bool,
     ) -> Result<(), Violation> {
         if self.unrecorded.get(&number) == Some(&writer) {
             self.unrecorded.remove(&number);
         }
         match result {
-            RecordedAs::Done => {}
-            RecordedAs::NotOwner => {
+            RecordResult::Done => {}
+            RecordResult::NotOwner => {
                 self.visit("fault", "record under an old epoch");
                 return Ok(());
             }
-            RecordedAs::MovedOn => {
+            RecordResult::MovedOn => {
                 self.visit("fault", "record of what has moved on");
                 return Ok(());
             }
@@ -469,7 +475,7 @@ impl World {
         self.visit("edge", &format!("waiting to {}", state_name(state)));
         self.trace(2, number as u64);
         match &record.recorded {
-            Recorded::Attempt { attempt, .. } if !is_late => {
+            DeliveryChange::Attempt { attempt, .. } if !is_late => {
                 let endpoint = endpoint_number(record.endpoint);
                 let stored = self.store.lanes.get(&endpoint);
                 // Something later may have been written before this.
@@ -479,8 +485,8 @@ impl World {
                     self.checker.recorded(number, attempt.number, stored.memory.breaker, self.now)?;
                 }
             }
-            Recorded::Moved { state: State::Waiting { .. }, .. } => self.checker.hurried(number),
-            Recorded::Attempt { .. } | Recorded::Moved { .. } | Recorded::Nothing => {}
+            DeliveryChange::Moved { state: State::Waiting { .. }, .. } => self.checker.hurried(number),
+            DeliveryChange::Attempt { .. } | DeliveryChange::Moved { .. } | DeliveryChange::Nothing => {}
         }
         if is_late {
             // The new owner asks.
@@ -509,12 +515,12 @@ impl World {
         }
         asked.sort_unstable();
         let left = self.store.handed_over_left(self.now, &asked);
-        let (inbox, mut wakes) = unbounded_channel();
+        let (inbox, mut inputs) = unbounded_channel();
         self.nodes[node].handed_over.settle(claim, &asked, &left, &inbox);
-        while let Ok(wake) = wakes.try_recv() {
+        while let Ok(input) = inputs.try_recv() {
             self.visit("edge", "heard that the owner before has recorded it");
             let (delay, member) = (self.soon(5), self.nodes[node].member);
-            self.later(delay, Step::Arrives { node, incarnation, member, wake: Box::new(wake) });
+            self.later(delay, Step::Arrives { node, incarnation, member, input: Box::new(input) });
         }
         self.later(HANDED_OVER_ASKED_EVERY, Step::AskHandedOver { node, incarnation });
     }
@@ -525,7 +531,7 @@ impl World {
         let now = self.now;
         let owner = self.nodes[node].owner.as_mut().expect("only who runs can stop");
         let is_late = !owner.is_at_rest();
-        drop(owner.next_deeds(now));
+        drop(owner.next_effects(now));
         let lanes = owner.lane_states();
         // Also what a claim has got that was broken off before it could say so.
         let partitions = self.store.owned_by(member);

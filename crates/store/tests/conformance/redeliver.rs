@@ -57,10 +57,10 @@ async fn one_that_has_ended_is_made_again_and_names_its_successor(world: World) 
     let endpoint = world.endpoint("acme").await;
     let delivery = world.delivery("acme").await;
     let audit = world.audit("retry");
-    assert_eq!(world.store.repeat(delivery.id, audit.clone()).await.unwrap(), Err(Refusal::StillWaiting));
+    assert_eq!(world.store.redeliver(delivery.id, audit.clone()).await.unwrap(), Err(Refusal::StillWaiting));
     let state = State::Dead { at: world.store.now(), reason: DeadReason::MaxAttemptsExceeded };
     world.try_once(&delivery, 1, 500, state).await;
-    let made = world.store.repeat(delivery.id, audit.clone()).await.unwrap().unwrap();
+    let made = world.store.redeliver(delivery.id, audit.clone()).await.unwrap().unwrap();
     assert_eq!((&made.event, made.endpoint, made.replay_of, made.attempts), (&delivery.event, endpoint.id, Some(delivery.id), 0));
     assert!(made.seq > delivery.seq && made.id != delivery.id);
     assert_eq!(world.row(&delivery).await.replayed_as, Some(made.id), "history is added to, not rewritten");
@@ -77,9 +77,9 @@ async fn one_that_has_ended_is_made_again_and_names_its_successor(world: World) 
     world.deliver(&made).await;
     let disabled = Endpoint { status: Status::Disabled, ..endpoint };
     world.configure(Change::ReplaceEndpoint { endpoint: Box::new(disabled), expected_version: None, secrets: None }).await.unwrap();
-    assert_eq!(world.store.repeat(made.id, audit.clone()).await.unwrap(), Err(Refusal::EndpointTakesNothing));
+    assert_eq!(world.store.redeliver(made.id, audit.clone()).await.unwrap(), Err(Refusal::EndpointTakesNothing));
     let nobody = posthaste_core::id::DeliveryId::from_unique(world.store.unique());
-    assert_eq!(world.store.repeat(nobody, audit).await.unwrap(), Err(Refusal::NotFound));
+    assert_eq!(world.store.redeliver(nobody, audit).await.unwrap(), Err(Refusal::NotFound));
 }
 
 async fn i17_a_replay_makes_exactly_what_matched_in_steps(world: World) {
@@ -308,7 +308,7 @@ async fn i17_what_is_skipped_is_counted_by_its_reason(world: World) {
     let before = start(&world, filter.clone()).await;
     assert_eq!(world.store.count_replay(filter.clone()).await.unwrap(), ReplayCount { matched: 5, skipped: Skipped::default() });
     assert!(world.store.erase(Some(tenant("acme")), rows[0].event.clone(), world.audit("erase")).await.unwrap());
-    world.store.repeat(rows[1].id, world.audit("retry")).await.unwrap().unwrap();
+    world.store.redeliver(rows[1].id, world.audit("retry")).await.unwrap().unwrap();
     let mut changed = endpoint.clone();
     changed.subscription.event_types = TypePatterns::parse(["order.*"]).unwrap();
     world.configure(Change::ReplaceEndpoint { endpoint: Box::new(changed), expected_version: None, secrets: None }).await.unwrap();
@@ -363,7 +363,7 @@ async fn i17_what_ends_or_vanishes_after_the_request_is_accounted_for(world: Wor
     let row = start(&world, ReplayFilter { endpoint: Some(endpoint.id), ..ReplayFilter::default() }).await;
     assert_eq!(row.matched, 3);
     let ends = later(world.store.now(), 1);
-    assert_eq!(world.try_once(&rows[3], 1, 200, State::Delivered { at: ends }).await, RecordedAs::Done);
+    assert_eq!(world.try_once(&rows[3], 1, 200, State::Delivered { at: ends }).await, RecordResult::Done);
     world.tamper(&format!("DELETE FROM deliveries WHERE seq = {}", rows[1].seq));
     let done = finish(&world, row.id).await;
     assert_eq!((done.matched, done.created, done.skipped), (3, 2, Skipped { erased: 1, ..Skipped::default() }));

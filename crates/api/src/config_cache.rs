@@ -25,15 +25,15 @@ const TRUSTED_FOR: Duration = Duration::from_secs(1);
 const KEYS_MAX: usize = 10_000;
 
 #[derive(Debug)]
-pub(crate) struct KnownKey {
+pub(crate) struct CachedKey {
     pub(crate) key: Key,
     pub(crate) caller: Caller,
 }
 
 #[derive(Debug)]
-pub(crate) struct Known {
+pub(crate) struct ConfigCache {
     store: Arc<dyn Store>,
-    copies: RwLock<Copies>,
+    copies: RwLock<CachedConfig>,
     started: Instant,
     /// Milliseconds after `started` at which the number was last confirmed, and one; 0 if it has to be asked for.
     confirmed: AtomicU64,
@@ -43,17 +43,17 @@ pub(crate) struct Known {
 }
 
 #[derive(Debug, Default)]
-struct Copies {
+struct CachedConfig {
     number: u64,
-    keys: HashMap<[u8; 32], Arc<KnownKey>>,
+    keys: HashMap<[u8; 32], Arc<CachedKey>>,
     catalogue: Option<Arc<Catalogue>>,
     /// The one before the last change, whose schemas need not be made ready again.
     old_catalogue: Option<Arc<Catalogue>>,
 }
 
-impl Known {
-    pub(crate) fn new(store: Arc<dyn Store>) -> Known {
-        Known {
+impl ConfigCache {
+    pub(crate) fn new(store: Arc<dyn Store>) -> ConfigCache {
+        ConfigCache {
             store,
             copies: RwLock::default(),
             started: Instant::now(),
@@ -70,7 +70,7 @@ impl Known {
         self.confirmed.store(0, Ordering::Release);
     }
 
-    pub(crate) async fn key(&self, hash: KeyHash) -> Result<Option<Arc<KnownKey>>, Problem> {
+    pub(crate) async fn key(&self, hash: KeyHash) -> Result<Option<Arc<CachedKey>>, Problem> {
         self.confirm().await?;
         let number = {
             let copies = self.copies.read();
@@ -80,7 +80,7 @@ impl Known {
             copies.number
         };
         let Some(key) = self.store.key(hash).await? else { return Ok(None) };
-        let known = Arc::new(KnownKey { caller: Caller::of_key(&key), key });
+        let known = Arc::new(CachedKey { caller: Caller::of_key(&key), key });
         let mut copies = self.copies.write();
         // Read under a number that has passed meanwhile, it may have been revoked since.
         if copies.number == number {
@@ -145,7 +145,7 @@ impl Known {
         let mut copies = self.copies.write();
         if copies.number != number {
             let old_catalogue = copies.catalogue.take().or(copies.old_catalogue.take());
-            *copies = Copies { number, old_catalogue, ..Copies::default() };
+            *copies = CachedConfig { number, old_catalogue, ..CachedConfig::default() };
         }
         drop(copies);
         let present = self.changes.lock();

@@ -6,26 +6,26 @@ use std::time::Duration;
 use posthaste_core::event::Event;
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
 use posthaste_core::notice::Noticed;
-use posthaste_core::scheduler::{Seq, Want};
+use posthaste_core::scheduler::{Seq, WindowQuery};
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Trigger;
 use posthaste_core::trace::Trace;
 use posthaste_metrics::Note;
 use posthaste_store::{
-    Asked, AttemptRecord, Body, Claimed, Counts, DeliveryRow, Epoch, Fed, HandedOver, LaneShown, Overdue, Partition, Record,
-    RecordedAs, StatisticsStep, TakenUp, WindowRows,
+    AttemptRecord, Body, Claimed, CommandRequest, CommittedDelivery, Counts, DeliveryRow, EndpointBundle, Epoch, HandedOver,
+    LaneSnapshot, Overdue, Partition, Record, RecordResult, StatisticsStep, WindowRows,
 };
 
 use crate::Target;
 
 /// Raised when everything is dropped: what was asked for in an earlier life is nobody's.
-pub type Life = u64;
+pub type OwnerGeneration = u64;
 
 /// Everything that can happen.
 #[derive(Debug)]
-pub enum Wake {
+pub enum Input {
     /// These partitions are ours from now on.
-    Owns(Claimed),
+    PartitionsClaimed(Claimed),
     /// Nothing is ours any more.
     LeaseEnded,
     /// These are given to somebody else; what is in flight there is still finished here.
@@ -38,132 +38,132 @@ pub enum Wake {
     /// Endpoints that have something unfinished, or may have.
     Work(Vec<EndpointId>),
     /// Rows of our own commits.
-    Fed(Vec<Fed>),
-    /// The feed of our own commits dropped rows, all of them before those of the next [`Wake::Fed`].
+    Committed(Vec<CommittedDelivery>),
+    /// The feed of our own commits dropped rows, all of them before those of the next [`Input::Committed`].
     FeedOverflowed,
     /// A scan for rows that the feed dropped has seen every row up to this one.
     GapScanned {
-        life: Life,
+        generation: OwnerGeneration,
         through: Seq,
     },
-    TakenUp {
-        life: Life,
+    EndpointsLoaded {
+        generation: OwnerGeneration,
         asked: Vec<EndpointId>,
-        found: Vec<TakenUp>,
+        found: Vec<EndpointBundle>,
     },
     /// What is stored about an endpoint cannot be read.
     EndpointUnreadable {
-        life: Life,
+        generation: OwnerGeneration,
         endpoint: EndpointId,
         cause: String,
     },
-    Read {
-        life: Life,
+    WindowRead {
+        generation: OwnerGeneration,
         endpoint: EndpointId,
-        want: Want,
+        want: WindowQuery,
         rows: WindowRows,
     },
-    Bodies {
-        life: Life,
-        asked: Vec<Bodiless>,
+    BodiesRead {
+        generation: OwnerGeneration,
+        asked: Vec<PendingSend>,
         found: Vec<Body>,
     },
-    Answered {
-        life: Life,
-        errand: Errand,
+    AttemptFinished {
+        generation: OwnerGeneration,
+        send: SendRef,
         attempt: Box<AttemptRecord>,
     },
     /// No request was made, because this node's lease has ended: there is nothing to remember of it.
     NotSent {
-        life: Life,
-        errand: Errand,
+        generation: OwnerGeneration,
+        send: SendRef,
     },
     Recorded {
-        life: Life,
-        after: Vec<After>,
-        results: Vec<RecordedAs>,
+        generation: OwnerGeneration,
+        on_recorded: Vec<OnRecorded>,
+        results: Vec<RecordResult>,
     },
     /// What people have said has changed somewhere.
-    ConfigurationMoved,
+    ConfigurationChanged,
     Versions {
-        life: Life,
+        generation: OwnerGeneration,
         versions: Vec<(TenantId, u64)>,
     },
     /// The rows of an endpoint are stamped with the classes that its quiet hours give them.
     Restamped {
-        life: Life,
+        generation: OwnerGeneration,
         endpoint: EndpointId,
     },
     /// What waits and should not any more.
     Overdue(Vec<Overdue>),
     /// Somebody wants something.
-    Asked(Asked),
+    Command(CommandRequest),
     /// What the database says of what somebody wants.
-    LookedUp {
-        life: Life,
-        asked: Box<Asked>,
+    DeliveriesFound {
+        generation: OwnerGeneration,
+        asked: Box<CommandRequest>,
         rows: Vec<DeliveryRow>,
     },
-    Seen {
-        life: Life,
+    StatisticsRead {
+        generation: OwnerGeneration,
         endpoint: EndpointId,
         trigger: Option<Trigger>,
-        seen: Box<Seen>,
+        seen: Box<ObservedAttempts>,
     },
 }
 
 /// Everything that can be wanted.
 #[derive(Debug)]
-pub enum Deed {
+pub enum Effect {
     /// Find the endpoints that have something unfinished.
     FindWork,
     /// Find the endpoints that have something unfinished among the rows after this one, because the feed dropped some.
     ScanGap {
-        life: Life,
+        generation: OwnerGeneration,
         after: Seq,
     },
-    TakeUp {
-        life: Life,
+    LoadEndpoints {
+        generation: OwnerGeneration,
         endpoints: Vec<EndpointId>,
     },
-    Read {
-        life: Life,
+    ReadWindow {
+        generation: OwnerGeneration,
         endpoint: EndpointId,
-        want: Want,
+        want: WindowQuery,
         limit: usize,
     },
     ReadBodies {
-        life: Life,
-        wanted: Vec<Bodiless>,
+        generation: OwnerGeneration,
+        wanted: Vec<PendingSend>,
     },
-    Send(Box<Sending>),
+    Send(Box<SendRequest>),
     Record {
-        life: Life,
+        generation: OwnerGeneration,
         records: Vec<Record>,
-        after: Vec<After>,
+        on_recorded: Vec<OnRecorded>,
     },
     CompareVersions {
-        life: Life,
+        generation: OwnerGeneration,
         tenants: Vec<TenantId>,
     },
     Restamp {
-        life: Life,
+        generation: OwnerGeneration,
         endpoint: EndpointId,
     },
-    LookUp {
-        life: Life,
-        asked: Box<Asked>,
+    FindDeliveries {
+        generation: OwnerGeneration,
+        asked: Box<CommandRequest>,
     },
     /// See what an endpoint's attempts were like, so that its timeout can be computed, or a shortening looked back at.
-    See {
-        life: Life,
+    ReadStatistics {
+        generation: OwnerGeneration,
         endpoint: EndpointId,
         trigger: Option<Trigger>,
         shortened_at: Option<Timestamp>,
     },
-    Show(Vec<LaneShown>),
+    PublishLanes(Vec<LaneSnapshot>),
     /// Something that people should hear of, and that is on disk.
-    Notice(Noticed),
+    Notify(Noticed),
     /// Write what is known of these lanes, and then give the partitions up.
     HandOver {
         partitions: Vec<(Partition, Epoch)>,
@@ -174,7 +174,7 @@ pub enum Deed {
 
 /// A delivery whose turn has come and whose payload is not at hand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Bodiless {
+pub struct PendingSend {
     pub endpoint: EndpointId,
     pub delivery: DeliveryId,
     pub seq: Seq,
@@ -183,9 +183,9 @@ pub struct Bodiless {
 
 /// One request that has to be made.
 #[derive(Debug)]
-pub struct Sending {
-    pub life: Life,
-    pub errand: Errand,
+pub struct SendRequest {
+    pub generation: OwnerGeneration,
+    pub send: SendRef,
     /// Counted from 1.
     pub number: u32,
     pub event: Arc<Event>,
@@ -199,7 +199,7 @@ pub struct Sending {
 
 /// What a request is made for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Errand {
+pub struct SendRef {
     pub endpoint: EndpointId,
     pub delivery: DeliveryId,
     pub seq: Seq,
@@ -210,9 +210,9 @@ pub struct Errand {
 
 /// What is done once a record is committed.
 #[derive(Clone, PartialEq, Debug)]
-pub enum After {
+pub enum OnRecorded {
     /// A delivery that was in flight.
-    Flight {
+    AttemptEnded {
         endpoint: EndpointId,
         delivery: DeliveryId,
         /// What is counted if it was done.
@@ -226,20 +226,20 @@ pub enum After {
         delivery: DeliveryId,
         seq: Seq,
         still_waits: bool,
-        ticket: Option<Ticket>,
+        waiter_id: Option<WaiterId>,
         note: Option<Note>,
     },
     /// A circuit is half-open: its probe is sent now.
-    Probe(Bodiless),
+    Probe(PendingSend),
     Nothing,
 }
 
 /// Who waits for some records.
-pub type Ticket = u64;
+pub type WaiterId = u64;
 
 /// What an endpoint's attempts were like.
 #[derive(Clone, PartialEq, Debug)]
-pub struct Seen {
+pub struct ObservedAttempts {
     pub week: Option<StatisticsStep>,
     pub day: Counts,
     /// Since a shortening that is on trial.
