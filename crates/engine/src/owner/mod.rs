@@ -167,18 +167,18 @@ impl Owner {
                 self.endpoint_unreadable(now, endpoint, cause);
             }
             Input::EndpointsLoaded { generation, asked, found } if generation == self.generation => {
-                self.endpoints_loaded(now, &asked, found)
+                self.endpoints_loaded(now, &asked, found);
             }
             Input::WindowRead { generation, endpoint, want, rows } if generation == self.generation => {
-                self.window_read(endpoint, &want, rows)
+                self.window_read(endpoint, &want, rows);
             }
             Input::BodiesRead { generation, asked, found } if generation == self.generation => self.bodies_found(now, asked, found),
             Input::AttemptFinished { generation, send, attempt } if generation == self.generation => {
-                self.attempt_finished(now, send, attempt)
+                self.attempt_finished(now, send, attempt);
             }
             Input::NotSent { generation, send } if generation == self.generation => self.not_sent(now, send),
             Input::Recorded { generation, on_recorded, results } if generation == self.generation => {
-                self.recorded(now, on_recorded, &results)
+                self.recorded(now, on_recorded, &results);
             }
             Input::ConfigurationChanged => {
                 self.retry_unreadable_now(now);
@@ -197,10 +197,10 @@ impl Owner {
             Input::Overdue(overdue) => overdue.into_iter().for_each(|overdue| self.end_overdue(now, overdue)),
             Input::Command(asked) => self.command_received(now, asked),
             Input::DeliveriesFound { generation, asked, rows } if generation == self.generation => {
-                self.deliveries_found(now, *asked, &rows)
+                self.deliveries_found(now, *asked, &rows);
             }
             Input::StatisticsRead { generation, endpoint, trigger, seen } if generation == self.generation => {
-                self.statistics_read(now, endpoint, trigger, &seen)
+                self.statistics_read(now, endpoint, trigger, &seen);
             }
             // Of an earlier life. What was sent in it is somebody else's to send again.
             Input::GapScanned { .. }

@@ -442,7 +442,7 @@ impl World {
                 self.visit("edge", "cancel refused because it has ended");
             }
             (ClientRequest::Cancel | ClientRequest::SendNow, CommandOutcome::InFlight) => {
-                self.visit("edge", "cancel refused in flight")
+                self.visit("edge", "cancel refused in flight");
             }
             (ClientRequest::Test, CommandOutcome::NotBefore(_)) => self.visit("edge", "test-send refused"),
             (ClientRequest::Test, CommandOutcome::Tested(_)) => self.visit("edge", "test-send answered"),
