@@ -1,6 +1,6 @@
-//! What deliveries have shown of endpoints: circuit, learned timeout, health, what is in flight.
+//! The status of an endpoint's lane: circuit, learned timeout, health, deliveries in flight.
 //!
-//! Owners of lanes write it down now and then; on another node it is a few seconds old at most.
+//! The owner of a lane publishes it; on another node it is a few seconds old at most.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -25,7 +25,7 @@ use crate::problem::Problem;
 /// The time that a health score looks back over.
 const SCORE_OVER: Duration = Duration::from_hours(1);
 
-/// What is known of one endpoint.
+/// The status of one endpoint's lane.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct LaneStatus {
     lane: Option<LaneSnapshot>,

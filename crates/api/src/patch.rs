@@ -1,11 +1,11 @@
-//! What a request says about a field: nothing, `null`, or a value. PATCH tells the three apart.
+//! A field of a request body: absent, `null`, or a value. PATCH tells the three apart.
 
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use crate::problem::Problem;
 
-/// To be used with `#[serde(default)]`, which makes a field that is not there `Absent`.
+/// Use with `#[serde(default)]`, which makes a missing field `Absent`.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub(crate) enum Patch<T> {
     #[default]

@@ -1,4 +1,4 @@
-//! What tenants and operators are told about endpoints, how often, and when dead letters are more than usual.
+//! Which notifications tenants and operators get about endpoints, how often, and when dead letters are more than usual.
 //!
 //! An owner notices; what it has noticed is true and on disk. How often it is told is decided here: of each kind about each
 //! endpoint once in a while, and what happened meanwhile is told at the end of it, once, as it was last. So an endpoint that
@@ -58,7 +58,7 @@ impl NoticeKind {
     }
 }
 
-/// Tells once, then keeps silent for a while, and then tells the last of what it was not told.
+/// Passes the first notice on, holds back further ones for a while, and then passes the last of them on.
 #[derive(Debug)]
 pub struct Debounce<K, T> {
     pause: Duration,
@@ -71,11 +71,11 @@ struct Muted<T> {
     held: Option<Notice<T>>,
 }
 
-/// What is to be told now.
+/// A notice to send now.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Notice<T> {
     pub what: T,
-    /// How many of its kind were left out before it.
+    /// How many notices of its kind were left out before it.
     pub left_out: u32,
 }
 
@@ -84,12 +84,12 @@ impl<K: Ord + Clone, T> Debounce<K, T> {
         Debounce { pause, told: BTreeMap::new() }
     }
 
-    /// Whether something of this would be told now.
+    /// Whether a notice about this key would be sent now.
     pub fn is_open(&self, now: Timestamp, key: &K) -> bool {
         self.told.get(key).is_none_or(|silence| silence.until <= now && silence.held.is_none())
     }
 
-    /// To be told now, or held back.
+    /// Returns the notice if it is to be sent now; holds it back otherwise.
     pub fn take(&mut self, now: Timestamp, key: K, what: T) -> Option<Notice<T>> {
         let pause = self.pause;
         match self.told.get_mut(&key) {
@@ -105,7 +105,7 @@ impl<K: Ord + Clone, T> Debounce<K, T> {
         }
     }
 
-    /// What was held back and may be told now. Whatever has been silent since is forgotten.
+    /// Returns the notices that were held back and may be sent now, and drops keys without new ones.
     pub fn due(&mut self, now: Timestamp) -> Vec<Notice<T>> {
         let (mut due, pause) = (Vec::new(), self.pause);
         self.told.retain(|_, silence| {

@@ -1,4 +1,4 @@
-//! For how long this node may believe that it owns what it owns, by its own monotonic clock; and whether it still works.
+//! How long this node may rely on its lease, by its own monotonic clock, and whether the delivery loop still runs.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use posthaste_core::time::millis;
 /// Longer than a request takes to be begun.
 const LONG: Duration = Duration::from_hours(1);
 
-/// Where nobody else can take over, it never ends.
+/// The lease of this node. It never ends where no other node can take over.
 #[derive(Debug)]
 pub(crate) struct Lease {
     begun: Instant,
@@ -17,7 +17,7 @@ pub(crate) struct Lease {
     term: AtomicU64,
 }
 
-/// From one loss of everything to the next.
+/// The time from one loss of the lease to the next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct LeaseTerm(u64);
 
@@ -30,32 +30,32 @@ impl Lease {
         LeaseTerm(self.term.load(Ordering::Acquire))
     }
 
-    /// What was begun in an earlier tenure is somebody else's by now, although this node may own something again.
+    /// Starts a new term: another node may own what was begun in an earlier one.
     pub(crate) fn begin_term(&self) {
         self.term.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// By when what was begun in this tenure has to be on its way, if it may still be sent.
+    /// The deadline for starting requests of this term; `None` if they may no longer be sent.
     pub(crate) fn lasts_until(&self, term: LeaseTerm) -> Option<Instant> {
         let left = self.ends_at.load(Ordering::Acquire).checked_sub(millis(self.begun.elapsed())).filter(|left| *left > 0)?;
         (self.term() == term).then(|| Instant::now() + Duration::from_millis(left).min(LONG))
     }
 
-    /// Nothing is sent from then on.
+    /// Nothing is sent after `at`.
     pub(crate) fn set_end(&self, at: Instant) {
         self.ends_at.store(millis(at.saturating_duration_since(self.begun)), Ordering::Release);
     }
 
-    /// Nobody else can take over.
+    /// No other node can take over.
     pub(crate) fn never_ends(&self) {
         self.ends_at.store(u64::MAX, Ordering::Release);
     }
 }
 
-/// A loop that has not come round for so long is stuck: it wakes at least once a second.
+/// The loop wakes at least once a second; after this long without a tick it is stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(10);
 
-/// Whether the delivery loop still comes round.
+/// Tells whether the delivery loop still runs.
 #[derive(Debug)]
 pub(crate) struct Heartbeat {
     begun: Instant,
@@ -73,7 +73,7 @@ impl Heartbeat {
         self.ticked_at.store(millis(self.begun.elapsed()), Ordering::Relaxed);
     }
 
-    /// It comes round, and begins nothing of what is due.
+    /// The loop runs but starts nothing of what is due.
     pub(crate) fn stalled(&self, is_stalled: bool) {
         self.is_stalled.store(is_stalled, Ordering::Relaxed);
     }

@@ -1,6 +1,6 @@
 //! Runs deliveries: asks the core, does what it says.
 //!
-//! One loop. Everything that can wake it is a [`Input`]; [`Owner`] takes it in and says what to do as [`Effect`]s, which
+//! One loop. Everything that can happen is an [`Input`]; [`Owner`] handles it and returns [`Effect`]s, which
 //! `executor` carries out next to the loop and whose ends are wakes again. A delivery is tried in one place, `attempt`.
 
 mod attempt;

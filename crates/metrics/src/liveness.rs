@@ -1,7 +1,6 @@
-//! Whether deliveries are being made: the loop turns, and what is due is sent.
+//! Whether deliveries are being made: the loop runs, and what is due is sent.
 //!
-//! The engine says when its loop has turned and what it finds wrong. Anybody may ask; nobody has to wait for the engine, which
-//! may be what is stuck.
+//! The engine reports each turn of its loop and what it finds wrong. Readers never wait for the engine, which may be stuck.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -11,22 +10,22 @@ use parking_lot::Mutex;
 use crate::count::{Counter, Histogram};
 use crate::page::{Kind, Page};
 
-/// A loop that has not turned for so long is stuck. It turns once a second even if nothing happens.
+/// The loop turns once a second even without work; after this long without a turn it is stuck.
 pub(crate) const TURN_MAX: Duration = Duration::from_secs(10);
 const TURN_SECONDS: &[f64] = &[0.000_1, 0.000_5, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0];
 
-/// What is wrong, in words for an operator.
+/// Why deliveries are stalled, in words for an operator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StallReason {
     /// The loop that decides what is sent has not turned.
     LoopStuck,
-    /// Something is due, nothing holds it, and nothing of it was begun.
+    /// Deliveries are due and not held, and none was started.
     NothingStarts,
-    /// The store was asked for what to send next and has not answered.
+    /// The store has not answered a read of waiting deliveries.
     ReadUnanswered,
-    /// A request lasts longer than any may.
+    /// A request takes longer than the maximum.
     RequestUnanswered,
-    /// The store was asked about endpoints and has not answered.
+    /// The store has not answered a request to load endpoints.
     LoadUnanswered,
 }
 

@@ -43,32 +43,32 @@ enum Command {
     /// Every setting can be given as a flag, as a variable of the environment, or in posthaste.toml; a flag wins over a
     /// variable, and that over the file.
     Serve(Box<Flags>),
-    /// A server with built-in receivers and sample traffic: watch webhooks arrive, and see what waits and why
+    /// Run a demo server with built-in receivers and sample traffic
     Demo(demo::Demo),
-    /// Measure it on this machine, beside what the machine can do without it
+    /// Benchmark Posthaste on this machine, compared with the machine's own limits
     Bench(Box<bench::Bench>),
-    /// A part of `bench`, which starts it
+    /// A process that `bench` starts
     #[command(hide = true)]
     BenchPart(bench::BenchPart),
-    /// Create the tables, or bring them up to date with this version, and exit
+    /// Create or migrate the database tables, then exit
     ///
-    /// `serve` does the same at its start. Takes the flags of `serve`, and reads the same variables and file.
+    /// `serve` does the same when it starts. Takes the flags of `serve` and reads the same variables and file.
     #[command(mut_arg("print_config", |arg| arg.hide(true)))]
     Migrate(Box<Flags>),
-    /// The outbox in an application's own database: install it there, remove it, see what waits in it
+    /// Install, remove or inspect the outbox in an application's database
     Outbox(outbox::OutboxCommand),
-    /// Say what is wrong with an installation, and what to do about it. Changes nothing, also while the server runs
+    /// Check the installation and suggest fixes (read-only; safe while the server runs)
     ///
-    /// Takes the flags of `serve`, and reads the same variables and file. Exit code 1 if something is wrong.
+    /// Takes the flags of `serve` and reads the same variables and file. Exit code 1 if something is wrong.
     #[command(mut_arg("print_config", |arg| arg.hide(true)))]
     Doctor(Box<doctor::Doctor>),
     #[command(flatten)]
     Client(Box<client::ClientCommand>),
-    /// Check a signature by hand, without a server
+    /// Verify a signature (no server needed)
     Verify(Box<client::Verify>),
-    /// Print the OpenAPI document, without a server
+    /// Print the OpenAPI document (no server needed)
     Openapi,
-    /// Print what a shell needs to complete commands, as in `posthaste completions bash > ~/.local/share/bash-completion/completions/posthaste`
+    /// Print a shell completion script, as in `posthaste completions bash > ~/.local/share/bash-completion/completions/posthaste`
     Completions { shell: clap_complete::Shell },
 }
 

@@ -21,21 +21,21 @@ pub(crate) struct OutboxCommand {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Make the table `posthaste_outbox` and the function `posthaste_publish`. May be run again
+    /// Create the table `posthaste_outbox` and the function `posthaste_publish` (safe to repeat)
     Install(OutboxLocation),
-    /// Remove both. Refuses while rows wait
+    /// Remove the table and the function. Refuses while rows wait
     Uninstall {
         #[command(flatten)]
         place: OutboxLocation,
-        /// Also if rows wait in it, which are lost
+        /// Remove the table even if rows wait in it; they are lost
         #[arg(long)]
         force: bool,
     },
-    /// What waits, for how long, and what was refused and why
+    /// Show waiting rows, their age, and failed rows with the reason
     Status {
         #[command(flatten)]
         place: OutboxLocation,
-        /// For scripts
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },

@@ -1,7 +1,8 @@
-//! What the owner of a lane is asked to do: an unfinished delivery is changed by its owner alone.
+//! Commands to the owner of a lane: only the owner changes an unfinished delivery.
 //!
-//! Whoever asks waits for a short time. A question that nobody has taken by then is withdrawn, so that nothing is done after
-//! its asker has been told that nothing was; one that was taken and not answered is of unknown outcome. It is taken once.
+//! The caller waits for a short time. A command that no owner has taken by then is withdrawn, so that it is not carried out
+//! after the caller was told that it was not. A command that was taken and not answered has an unknown outcome. Each command
+//! is taken once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::{AttemptRecord, Audit, Error, Partition};
 
-/// How long an owner has. A person waits for the answer.
+/// How long the owner may take. A person waits for the answer.
 pub const COMMAND_MAX: Duration = Duration::from_secs(3);
 /// How long the answer to a change waits for the owner to go by it.
 pub const APPLY_MAX: Duration = Duration::from_secs(1);
@@ -23,7 +24,7 @@ pub(crate) const ANSWER_MAX: Duration = Duration::from_secs(65);
 /// How many may wait for an owner. It answers each at once, so that more are a sign of trouble.
 pub(crate) const COMMANDS_MAX: usize = 256;
 
-/// What an owner is asked to do.
+/// A command to the owner of a lane.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Command {
     CancelDelivery {
@@ -53,7 +54,7 @@ pub enum Command {
     },
 }
 
-/// Whether the owner of a lane goes by what was configured last.
+/// Whether the owner of a lane uses the latest configuration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ApplyResult {
     Now,
@@ -81,7 +82,7 @@ impl Command {
     }
 }
 
-/// What came of it.
+/// The outcome of a command.
 #[derive(Clone, PartialEq, Debug)]
 pub enum CommandOutcome {
     Done,
@@ -93,7 +94,7 @@ pub enum CommandOutcome {
     Tested(Box<AttemptRecord>),
 }
 
-/// A command, as its owner receives it. An owner that cannot do it drops it: then whoever asked hears `Unavailable`.
+/// A command as the owner receives it. An owner that drops it makes the caller receive `Unavailable`.
 #[derive(Debug)]
 pub struct CommandRequest {
     pub command: Command,
@@ -106,7 +107,7 @@ pub struct CommandRequest {
 pub struct Commands(mpsc::Receiver<Queued>);
 
 impl Commands {
-    /// The next one that somebody still waits for, or `None` once the store is closed or another has taken over listening.
+    /// The next command whose caller still waits, or `None` once the store is closed or another receiver replaced this one.
     pub async fn next(&mut self) -> Option<CommandRequest> {
         loop {
             let Queued { asked, is_taken } = self.0.recv().await?;
@@ -120,11 +121,11 @@ impl Commands {
 #[derive(Debug)]
 pub(crate) struct Queued {
     asked: CommandRequest,
-    /// Set by whoever is first: the owner that does it, or the asker who waits no longer.
+    /// Set by the first of two: the owner that takes the command, or the caller that stops waiting.
     is_taken: Arc<AtomicBool>,
 }
 
-/// What one process has to do with commands: a channel to whoever listens here, if anybody does.
+/// The channel to the owner in this process, if there is one.
 #[derive(Debug, Default)]
 pub(crate) struct CommandChannel(parking_lot::Mutex<Option<mpsc::Sender<Queued>>>);
 
@@ -135,7 +136,7 @@ impl CommandChannel {
         Commands(inbox)
     }
 
-    /// Asks whoever listens, and waits for the answer.
+    /// Sends a command to the owner in this process and waits for the answer.
     pub(crate) async fn ask(&self, partition: Partition, command: Command) -> Result<CommandOutcome, Error> {
         self.ask_for(command.wait_max(), partition, command).await
     }

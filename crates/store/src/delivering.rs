@@ -1,4 +1,4 @@
-//! What an owner reads and writes while it delivers.
+//! The types that an owner reads and writes while it delivers.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ pub struct EndpointBundle {
     pub lane: Option<LaneState>,
 }
 
-/// One of a lane's queues, and how much of it.
+/// A request for the first rows of one of a lane's queues.
 #[derive(Clone, PartialEq, Debug)]
 pub struct WindowRequest {
     pub endpoint: EndpointId,
@@ -36,7 +36,7 @@ pub struct WindowRows {
     pub rows: Vec<Entry>,
     /// It was cut off at its limit.
     pub more: bool,
-    /// The last row that was committed when it looked.
+    /// The last row that was committed when the queue was read.
     pub seen: Seq,
 }
 
@@ -63,7 +63,7 @@ pub struct Body {
 /// Why a delivery cannot be sent.
 #[derive(Debug, thiserror::Error)]
 pub enum BodyError {
-    /// Somebody has asked for it.
+    /// A client erased the payload.
     #[error("its payload was erased")]
     Erased,
     /// What is stored is not what was published.
@@ -71,7 +71,7 @@ pub enum BodyError {
     Corrupt(#[from] Error),
 }
 
-/// What happened to one delivery, to be remembered.
+/// What happened to one delivery, to be written.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Record {
     pub partition: Partition,
@@ -104,7 +104,7 @@ pub enum DeliveryChange {
     Nothing,
 }
 
-/// What came of a record.
+/// The result of writing a record.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RecordResult {
     Done,
@@ -131,7 +131,7 @@ pub struct AttemptRecord {
     pub endpoint_version: Option<u64>,
 }
 
-/// What an owner has written about a lane.
+/// The state of a lane that its owner has written.
 #[derive(Clone, PartialEq, Debug)]
 pub struct LaneState {
     pub memory: LaneMemory,
@@ -140,11 +140,11 @@ pub struct LaneState {
     pub version: u64,
 }
 
-/// What an owner shows of a lane, for whoever is asked why something waits.
+/// What an owner publishes about a lane, so that any node can explain a hold.
 #[derive(Clone, PartialEq, Debug)]
 pub struct LaneSnapshot {
     pub endpoint: EndpointId,
-    /// When it was so.
+    /// When the snapshot was taken.
     pub at: Timestamp,
     pub memory: LaneMemory,
     pub timeout: Adaptive,

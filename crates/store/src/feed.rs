@@ -1,4 +1,4 @@
-//! News of our own commits, so that what was just written need not be read back.
+//! Passes the deliveries of our own commits to the engine, so that it does not read them back.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use crate::Partition;
 
-/// A delivery that was just committed.
+/// A delivery that this process just committed.
 #[derive(Clone, Debug)]
 pub struct CommittedDelivery {
     pub endpoint: EndpointId,
@@ -20,19 +20,19 @@ pub struct CommittedDelivery {
     pub event: Arc<Event>,
 }
 
-/// How much may wait here, payloads included. What does not fit is found by the sweep.
+/// Bytes that may be queued, payloads included. The engine finds the rest by a scan.
 const FEED_BYTES_MAX: usize = 32 * 1024 * 1024;
-/// What a delivery weighs beside the payload, which it shares with others of its event.
+/// Bytes counted per delivery in addition to the payload, which deliveries of one event share.
 const DELIVERY_BYTES: usize = 512;
 
-/// The receiving end.
+/// The receiving end of the feed.
 #[derive(Debug)]
 pub struct Feed {
     inbox: mpsc::UnboundedReceiver<Group>,
     buffer: Arc<FeedBuffer>,
 }
 
-/// What one commit has brought.
+/// The deliveries of one commit.
 #[derive(Debug)]
 struct Group {
     deliveries: Vec<CommittedDelivery>,
@@ -58,20 +58,20 @@ struct FeedBuffer {
 }
 
 impl Feed {
-    /// What came next, or `None` once the store is closed.
+    /// The deliveries of the next commit, or `None` once the store is closed.
     pub async fn next(&mut self) -> Option<Vec<CommittedDelivery>> {
         let Group { deliveries, bytes } = self.inbox.recv().await?;
         self.buffer.bytes.fetch_sub(bytes, Ordering::Relaxed);
         Some(deliveries)
     }
 
-    /// Whether something was left out since this was last asked: sweep.
+    /// Whether rows were dropped since the last call. Resets the flag; the caller scans for them.
     pub fn take_overflow(&self) -> bool {
         self.buffer.has_overflowed.swap(false, Ordering::Relaxed)
     }
 }
 
-/// The sending end. There may be nobody who listens.
+/// The sending end of the feed. There may be no receiver.
 #[derive(Debug, Default)]
 pub(crate) struct FeedSender(parking_lot::Mutex<Option<Listener>>);
 
@@ -107,14 +107,14 @@ impl FeedSender {
         }
     }
 
-    /// Something was committed that could not be told.
+    /// Something was committed that could not be sent: the receiver has to scan.
     pub(crate) fn mark_overflow(&self) {
         if let Some(listener) = self.0.lock().as_ref() {
             listener.buffer.has_overflowed.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Whoever listens hears that nothing more will come.
+    /// Ends the feed for its receiver.
     pub(crate) fn close(&self) {
         *self.0.lock() = None;
     }

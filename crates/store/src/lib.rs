@@ -1,10 +1,10 @@
-//! Remembers.
+//! Persistence: all SQL, for SQLite and PostgreSQL.
 //!
-//! All SQL is here. The store speaks in verbs, each of which is one transaction and says what is atomic; whoever calls
-//! does not know tables. What a verb has answered survives a crash.
+//! Each method is one transaction and says what is atomic. Callers do not know tables. What a method has returned survives
+//! a crash.
 //!
-//! [`Store`] is kept by two databases: SQLite in a directory of its own, and PostgreSQL for many nodes. Both pass the same
-//! suite (`tests/conformance`), so that nobody has to know which it is.
+//! [`Store`] has two implementations: SQLite in a directory of its own, and PostgreSQL for many nodes. Both pass the same
+//! suite (`tests/conformance`).
 
 mod accepting;
 mod backlog;
@@ -78,21 +78,21 @@ pub use sessions::{
 pub use sqlite::Sqlite;
 pub use statistics::{Counts, MINUTES_KEPT, StatisticsQuery, StatisticsStep};
 
-/// What a verb will answer.
+/// What every method of the store returns.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
 
 /// Everything that Posthaste knows.
 pub trait Store: fmt::Debug + Send + Sync {
     // Time and names, the same for everybody.
 
-    /// What time it is. Never backwards within a process.
+    /// The current time. Never goes backwards within a process.
     fn now(&self) -> Timestamp;
     /// What time it is for receivers, who compare signatures with it: the database's where that has a clock, else the wall clock's.
     /// It may jump.
     fn wall_clock(&self) -> Timestamp;
-    /// Whether the wall clock can be believed.
+    /// Whether the wall clock can be trusted.
     fn clock_status(&self) -> ClockStatus;
-    /// Whether other processes may write here too. Where not, nobody can take over, and all news is our own.
+    /// Whether other processes may write to this database. If not, no other node can take over.
     fn is_shared(&self) -> bool;
     /// The raw material of a new id.
     fn unique(&self) -> Unique;
@@ -150,7 +150,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Endpoints with something that waits among the first `limit` rows after `after`. Looks at no more rows than that, so that
     /// a scan of a large table is many short reads.
     fn sweep(&self, after: Seq, limit: usize) -> StoreFuture<'_, SweepPage>;
-    /// What an owner has to know about these endpoints; in any order, deleted ones too, without those that never were.
+    /// Loads what an owner needs to know about these endpoints, in any order. Includes deleted ones; skips unknown ids.
     fn load_endpoints(&self, endpoints: Vec<EndpointId>) -> StoreFuture<'_, Vec<EndpointBundle>>;
     /// The next rows of these queues of lanes; one answer for each, in the order asked.
     fn windows(&self, asked: Vec<WindowRequest>) -> StoreFuture<'_, Vec<WindowRows>>;
@@ -160,7 +160,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// the next of a delivery that waits, or whose partition has another epoch, changes nothing and says so; so that
     /// repeating it is harmless. Calls that arrive during a commit share the next one.
     fn record(&self, records: Vec<Record>) -> StoreFuture<'_, Vec<RecordResult>>;
-    /// What owners have written about a lane.
+    /// The lane state that its owner wrote last.
     fn lane(&self, endpoint: EndpointId) -> StoreFuture<'_, Option<LaneState>>;
     /// Stamps waiting rows of an endpoint with the class that its present configuration gives them, `limit` at a time.
     /// Answers where to go on.
@@ -182,14 +182,14 @@ pub trait Store: fmt::Debug + Send + Sync {
 
     // Statistics.
 
-    /// Adds some attempts that were recorded and not counted yet to the counts per minute, each exactly once, whoever asks and whatever dies in
-    /// between. Answers whether there are more.
+    /// Adds some attempts that were recorded and not counted yet to the counts per minute, each exactly once. Returns whether there
+    /// are more.
     fn count(&self) -> StoreFuture<'_, bool>;
     /// Sums of them, by steps of time, the oldest first; without steps in which nothing was counted.
     fn statistics(&self, query: StatisticsQuery) -> StoreFuture<'_, Vec<StatisticsStep>>;
     /// What waits, counted over a bounded number of rows.
     fn backlog(&self, query: BacklogQuery) -> StoreFuture<'_, Backlog>;
-    /// How many wait in front of a delivery; `None` if that could not be counted over a bounded number of rows.
+    /// Counts the deliveries in front of one; `None` if that takes more than a bounded number of rows.
     fn count_ahead(&self, query: PlaceQuery) -> StoreFuture<'_, Option<u64>>;
 
     // History.
@@ -198,8 +198,8 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn delivery(&self, tenant: Option<TenantId>, id: DeliveryId) -> StoreFuture<'_, Option<DeliveryRow>>;
     /// Newest first. A page looks at a bounded number of rows, so it may be short and still not be the last.
     fn deliveries(&self, query: DeliveryQuery) -> StoreFuture<'_, Page<DeliveryRow>>;
-    /// The rows that were made after one, in their order. Where other processes write too, one with a smaller number may still come
-    /// for as long as a commit takes.
+    /// The rows created after one, in order. If other processes write too, a row with a smaller number may still appear for as
+    /// long as a commit takes.
     fn rows_after(&self, query: RowsAfter) -> StoreFuture<'_, Vec<Seq>>;
     /// Deliveries by their rows, in no order; without those that are gone.
     fn deliveries_at(&self, rows: Vec<Seq>) -> StoreFuture<'_, Vec<DeliveryRow>>;
@@ -216,7 +216,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Newest first, without payloads.
     fn events(&self, query: EventQuery) -> StoreFuture<'_, Page<EventRow>>;
 
-    // Again.
+    // Redelivery and replays.
 
     /// Starts a replay: its rows are made by [`Store::step_replay`].
     fn create_replay(&self, replay: NewReplay, audit: Audit) -> StoreFuture<'_, ReplayRow>;
@@ -277,7 +277,7 @@ pub enum Error {
     /// Nothing was written. Trying again is safe.
     #[error("the database is busy or unreachable: {0}")]
     Unavailable(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// Whoever could have said so was lost. It was written wholly or not at all.
+    /// The answer to a commit was lost. Everything was written, or nothing.
     #[error("whether it was written is not known: the database was lost before it answered")]
     CommitInDoubt,
     /// More is waiting to be written than there is room for. Nothing was written; try again later.

@@ -34,7 +34,7 @@ impl Applying {
         }
     }
 
-    /// It has ended: who hears of it, and whether another one is wanted.
+    /// The read has ended: the callers to answer, and whether another read is needed.
     fn end(&mut self, endpoint: EndpointId) -> (Vec<WaiterId>, bool) {
         (self.reading.remove(&endpoint).unwrap_or_default(), self.unread.contains_key(&endpoint))
     }
@@ -45,7 +45,7 @@ impl Applying {
 }
 
 impl Owner {
-    /// What is known here about these, or is just being read.
+    /// The endpoints among these that are loaded or being loaded.
     pub(super) fn cached_endpoints(&self, tenant: &TenantId, endpoint: Option<EndpointId>) -> Vec<EndpointId> {
         let is_cached = |endpoint: &EndpointId| {
             self.endpoints.contains_key(endpoint) || self.loading.contains(endpoint) || self.unreadable.contains_key(endpoint)
@@ -75,7 +75,7 @@ impl Owner {
         }
     }
 
-    /// The store has answered about these, and what it said is in force.
+    /// The store has answered about these, and their configuration is in force.
     pub(super) fn applied(&mut self, endpoints: &[EndpointId]) {
         if self.applying.is_empty() {
             return;

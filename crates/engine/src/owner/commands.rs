@@ -1,4 +1,4 @@
-//! What somebody wants: called off, sent now, tried out. And what ends because it has waited too long.
+//! Carries out commands: cancel, send now, test. Also ends deliveries that are overdue.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(super) struct Waiter {
 impl Owner {
     pub(super) fn command_received(&mut self, now: Timestamp, asked: CommandRequest) {
         if !self.epochs.contains_key(&asked.partition) || self.is_stopping {
-            // Dropped: whoever asked hears that it was not done.
+            // Dropped: the caller receives `Unavailable`.
             return;
         }
         match &asked.command {
@@ -58,7 +58,7 @@ impl Owner {
             Command::Test { .. } | Command::Apply { .. } => return,
         };
         if rows.iter().any(|row| !self.epochs.contains_key(&row.partition)) {
-            // Given up meanwhile. Dropped: whoever asked hears that it was not done.
+            // The partition was given up. Dropped: the caller receives `Unavailable`.
             return;
         }
         let waits = |row: &&DeliveryRow| matches!(row.state, State::Waiting { .. });
@@ -82,7 +82,7 @@ impl Owner {
         self.waiters.insert(waiter_id, Waiter { left: waiting.len(), is_any_done: false, answer });
         let mut audit = Some(audit);
         for row in waiting {
-            // One entry in the audit log for what was one wish.
+            // One audit entry per command.
             self.withdraw(row.partition, row.endpoint, row.id, row.seq, state, audit.take(), Some(waiter_id));
             if plant::is(Plant::CancelAnsweredEarly) {
                 self.answer(waiter_id, RecordResult::Done);
@@ -90,7 +90,7 @@ impl Owner {
         }
     }
 
-    /// Takes a delivery that is not in flight out of its lane and writes what becomes of it.
+    /// Withdraws a delivery that is not in flight from its lane and records its new state.
     #[expect(clippy::too_many_arguments, reason = "each is another thing, and it is called in two places")]
     pub(super) fn withdraw(
         &mut self,
@@ -123,7 +123,7 @@ impl Owner {
             RecordResult::Done => waiter.is_any_done = true,
             RecordResult::MovedOn => {}
             RecordResult::NotOwner => {
-                // Dropped: whoever asked hears that it was not done.
+                // Dropped: the caller receives `Unavailable`.
                 self.waiters.remove(&waiter_id);
                 return;
             }

@@ -1,4 +1,4 @@
-//! What can happen to an owner, and what it can want done.
+//! The messages between the owner and the rest of the engine: inputs go in, effects come out.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,30 +18,30 @@ use posthaste_store::{
 
 use crate::Target;
 
-/// Raised when everything is dropped: what was asked for in an earlier life is nobody's.
+/// Raised when the owner drops its state. Replies to effects of an earlier generation are ignored.
 pub type OwnerGeneration = u64;
 
-/// Everything that can happen.
+/// Everything that can happen to an owner.
 #[derive(Debug)]
 pub enum Input {
-    /// These partitions are ours from now on.
+    /// This node owns these partitions from now on.
     PartitionsClaimed(Claimed),
-    /// Nothing is ours any more.
+    /// The lease ended: this node owns nothing.
     LeaseEnded,
-    /// These are given to somebody else; what is in flight there is still finished here.
+    /// Another node takes these partitions over. Deliveries in flight are still finished here.
     GiveUp(Vec<Partition>),
-    /// The owner before has recorded what it had in flight.
+    /// The previous owner recorded a delivery that it had in flight.
     RecordedElsewhere {
         endpoint: EndpointId,
         delivery: DeliveryId,
     },
-    /// Endpoints that have something unfinished, or may have.
+    /// Endpoints that may have unfinished deliveries.
     Work(Vec<EndpointId>),
-    /// Rows of our own commits.
+    /// Deliveries that this process committed, from the feed.
     Committed(Vec<CommittedDelivery>),
-    /// The feed of our own commits dropped rows, all of them before those of the next [`Input::Committed`].
+    /// The feed dropped rows, all of them before those of the next [`Input::Committed`].
     FeedOverflowed,
-    /// A scan for rows that the feed dropped has seen every row up to this one.
+    /// A scan for rows that the feed dropped reached this row.
     GapScanned {
         generation: OwnerGeneration,
         through: Seq,
@@ -51,7 +51,7 @@ pub enum Input {
         asked: Vec<EndpointId>,
         found: Vec<EndpointBundle>,
     },
-    /// What is stored about an endpoint cannot be read.
+    /// The stored configuration of an endpoint cannot be read.
     EndpointUnreadable {
         generation: OwnerGeneration,
         endpoint: EndpointId,
@@ -73,7 +73,7 @@ pub enum Input {
         send: SendRef,
         attempt: Box<AttemptRecord>,
     },
-    /// No request was made, because this node's lease has ended: there is nothing to remember of it.
+    /// No request was made because this node's lease ended. There is nothing to record.
     NotSent {
         generation: OwnerGeneration,
         send: SendRef,
@@ -83,22 +83,22 @@ pub enum Input {
         on_recorded: Vec<OnRecorded>,
         results: Vec<RecordResult>,
     },
-    /// What people have said has changed somewhere.
+    /// The configuration changed, here or on another node.
     ConfigurationChanged,
     Versions {
         generation: OwnerGeneration,
         versions: Vec<(TenantId, u64)>,
     },
-    /// The rows of an endpoint are stamped with the classes that its quiet hours give them.
+    /// The rows of an endpoint carry the classes that its quiet hours give them.
     Restamped {
         generation: OwnerGeneration,
         endpoint: EndpointId,
     },
-    /// What waits and should not any more.
+    /// Waiting deliveries that have expired or outlived their retention.
     Overdue(Vec<Overdue>),
-    /// Somebody wants something.
+    /// A command for the owner of a lane: cancel, send now, test, apply.
     Command(CommandRequest),
-    /// What the database says of what somebody wants.
+    /// The rows that a command is about.
     DeliveriesFound {
         generation: OwnerGeneration,
         asked: Box<CommandRequest>,
@@ -112,12 +112,12 @@ pub enum Input {
     },
 }
 
-/// Everything that can be wanted.
+/// Everything that an owner can ask the executor to do.
 #[derive(Debug)]
 pub enum Effect {
-    /// Find the endpoints that have something unfinished.
+    /// Find the endpoints that have unfinished deliveries.
     FindWork,
-    /// Find the endpoints that have something unfinished among the rows after this one, because the feed dropped some.
+    /// Find endpoints with unfinished deliveries among the rows after this one, because the feed dropped some.
     ScanGap {
         generation: OwnerGeneration,
         after: Seq,
@@ -154,7 +154,7 @@ pub enum Effect {
         generation: OwnerGeneration,
         asked: Box<CommandRequest>,
     },
-    /// See what an endpoint's attempts were like, so that its timeout can be computed, or a shortening looked back at.
+    /// Read the statistics of an endpoint, to compute its timeout or to review a shortened one.
     ReadStatistics {
         generation: OwnerGeneration,
         endpoint: EndpointId,
@@ -162,9 +162,9 @@ pub enum Effect {
         shortened_at: Option<Timestamp>,
     },
     PublishLanes(Vec<LaneSnapshot>),
-    /// Something that people should hear of, and that is on disk.
+    /// Notify tenants or operators of something that is on disk.
     Notify(Noticed),
-    /// Write what is known of these lanes, and then give the partitions up.
+    /// Write the states of these lanes, then give the partitions up.
     HandOver {
         partitions: Vec<(Partition, Epoch)>,
         lanes: Vec<Record>,
@@ -172,7 +172,7 @@ pub enum Effect {
     },
 }
 
-/// A delivery whose turn has come and whose payload is not at hand.
+/// A scheduled delivery whose payload is not in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PendingSend {
     pub endpoint: EndpointId,
@@ -181,7 +181,7 @@ pub struct PendingSend {
     pub is_probe: bool,
 }
 
-/// One request that has to be made.
+/// One request to make.
 #[derive(Debug)]
 pub struct SendRequest {
     pub generation: OwnerGeneration,
@@ -191,36 +191,36 @@ pub struct SendRequest {
     pub event: Arc<Event>,
     pub target: Arc<Target>,
     pub timeout: Duration,
-    /// Since when it could have been made.
+    /// When the request first could have been made.
     pub due: Timestamp,
-    /// The trace of its event, if somebody looks at it.
+    /// The trace of its event, if it is sampled.
     pub trace: Option<Trace>,
 }
 
-/// What a request is made for.
+/// Names the delivery that a request is made for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct SendRef {
     pub endpoint: EndpointId,
     pub delivery: DeliveryId,
     pub seq: Seq,
-    /// Of no event that is kept: somebody wants to see what happens.
+    /// A test send: its event is not stored.
     pub is_test: bool,
     pub(super) bytes: usize,
 }
 
-/// What is done once a record is committed.
+/// What the owner does once a record is committed.
 #[derive(Clone, PartialEq, Debug)]
 pub enum OnRecorded {
-    /// A delivery that was in flight.
+    /// The attempt of a delivery in flight ended.
     AttemptEnded {
         endpoint: EndpointId,
         delivery: DeliveryId,
-        /// What is counted if it was done.
+        /// The metric to count if the record was written.
         note: Option<Note>,
-        /// What people are told then.
+        /// The notifications to send then.
         noticed: Vec<Noticed>,
     },
-    /// One that was taken out of its lane to be ended or made due.
+    /// A delivery was withdrawn from its lane to end it or to make it due.
     Withdrawn {
         endpoint: EndpointId,
         delivery: DeliveryId,
@@ -229,19 +229,19 @@ pub enum OnRecorded {
         waiter_id: Option<WaiterId>,
         note: Option<Note>,
     },
-    /// A circuit is half-open: its probe is sent now.
+    /// The circuit is half-open: send its probe now.
     Probe(PendingSend),
     Nothing,
 }
 
-/// Who waits for some records.
+/// Identifies a caller that waits for some records.
 pub type WaiterId = u64;
 
-/// What an endpoint's attempts were like.
+/// Statistics of an endpoint's attempts.
 #[derive(Clone, PartialEq, Debug)]
 pub struct ObservedAttempts {
     pub week: Option<StatisticsStep>,
     pub day: Counts,
-    /// Since a shortening that is on trial.
+    /// Since the timeout was shortened on trial.
     pub since_shortened: Option<Counts>,
 }

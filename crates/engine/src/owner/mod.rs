@@ -1,11 +1,10 @@
-//! What the owner of lanes knows, and what it wants done.
+//! The owner of lanes: a state machine that decides what this node sends and records.
 //!
-//! Everything that happens to a node's deliveries comes in as a [`Input`]; everything that has to be done about it goes out
-//! as a [`Effect`]. Whoever goes next is `core::scheduler`'s business; this is what lies around it: which endpoints are known,
-//! which payloads are at hand, what is to be recorded, who waits for an answer.
+//! Everything that happens to a node's deliveries comes in as an [`Input`]; everything to be done about it goes out as an
+//! [`Effect`]. `core::scheduler` chooses the next delivery. The owner keeps the rest: which endpoints are loaded, which
+//! payloads are in memory, what has to be recorded, and which callers wait for an answer.
 //!
-//! Nothing in here waits, asks the time or touches the world. So the simulator can run it in virtual time, and let it die
-//! between any two steps.
+//! The owner does no I/O and has no clock. The simulator runs it in virtual time and kills it between any two steps.
 
 mod applying;
 mod blocked;
@@ -42,12 +41,12 @@ use ownership::{EndpointState, TenantState};
 use sending::InFlightRequest;
 use unreadable::Unreadable;
 
-/// How many endpoints are taken up, and bodies read, in one go.
+/// Endpoints loaded, or payloads read, per store call.
 const AT_ONCE_MAX: usize = 256;
 /// While more outcomes than this wait for their commit, nothing is sent.
 const UNRECORDED_MAX: usize = 4096;
 
-/// An event that somebody wants to see arrive, and who.
+/// The event of a test send that waits for its endpoint to be loaded, and the caller.
 type PendingTest = (Arc<Event>, oneshot::Sender<CommandOutcome>);
 
 #[derive(Debug)]
@@ -56,11 +55,11 @@ pub struct Owner {
     scheduler: Scheduler,
     generation: OwnerGeneration,
     epochs: BTreeMap<Partition, Epoch>,
-    /// When each became ours: what was spent there before is not known.
+    /// When this node claimed each partition. Tokens spent before are not known.
     owned_since: BTreeMap<Partition, ownership::Since>,
-    /// Under which what is still in flight is recorded.
+    /// The epochs of partitions that were given up, for recording what is still in flight.
     left_epochs: BTreeMap<Partition, Epoch>,
-    /// Whose last owner has written down all that it knew.
+    /// Partitions whose previous owner wrote all its lane states.
     handed_over: BTreeSet<Partition>,
     in_flight_elsewhere: HashMap<EndpointId, Vec<InFlightElsewhere>>,
     endpoints: HashMap<EndpointId, EndpointState>,
@@ -68,38 +67,38 @@ pub struct Owner {
     /// The highest of all lane states, those that were read and those that were made here. Never falls, so that a record that is
     /// retried late is never taken for a newer one.
     lane_version: u64,
-    /// In an order, so that what is asked for does not depend on a hash.
+    /// Ordered, so that effects do not depend on a hash.
     tenants: BTreeMap<TenantId, TenantState>,
-    /// Under which epoch of a partition what is known of a tenant's tokens was taken over.
+    /// The epoch of the partition under which the tokens of a tenant were taken over.
     tenants_taken: BTreeMap<(TenantId, Partition), Epoch>,
     loading: HashSet<EndpointId>,
-    /// Since when nobody has answered about those.
+    /// Since when the store has not answered about `loading`.
     loading_since: Option<Timestamp>,
     to_load: Vec<EndpointId>,
     unreadable: BTreeMap<EndpointId, Unreadable>,
     blocked: Blocked,
     bodies: CachedBodies,
     pending_sends: Vec<PendingSend>,
-    /// Their turn has come and nothing has been sent yet: their payload is being read, or their probe recorded.
+    /// Scheduled but not sent yet: the payload is being read, or the probe recorded.
     unsent: HashSet<DeliveryId>,
     bytes_in_flight: usize,
     records: Vec<Record>,
     on_recorded: Vec<OnRecorded>,
     unrecorded: usize,
-    /// Rows that were read or withdrawn and whose commit the feed may not have reported yet.
+    /// Rows that were read or withdrawn before the feed reported their commit.
     ahead_of_feed: BTreeSet<Seq>,
-    /// Taken out of their lanes and not yet recorded: nothing sends them, whatever a read brings. Whether one has.
+    /// Rows withdrawn from their lanes and not yet recorded. They are not sent, even if a read returns them (the value).
     withdrawn: HashMap<Seq, bool>,
     waiters: HashMap<WaiterId, Waiter>,
     applying: Applying,
     last_waiter_id: WaiterId,
-    /// Somebody wants to send a test there as soon as it is known.
+    /// Test sends that wait for their endpoint to be loaded.
     tests: HashMap<EndpointId, Vec<PendingTest>>,
-    /// Whoever waits for a test that is under way.
+    /// The callers of test sends in flight.
     testers: HashMap<DeliveryId, oneshot::Sender<CommandOutcome>>,
-    /// What has happened and is on disk, for whoever counts it.
+    /// What was recorded, for the metrics.
     notes: Vec<Note>,
-    /// Of requests that are on their way.
+    /// Requests in flight.
     in_flight_requests: HashMap<DeliveryId, InFlightRequest>,
     changed: BTreeSet<EndpointId>,
     requests: usize,
@@ -151,7 +150,7 @@ impl Owner {
         }
     }
 
-    /// Something has happened. What comes of it is told by [`Owner::next_effects`].
+    /// Takes one input. Call [`Owner::next_effects`] for what follows from it.
     pub fn handle(&mut self, now: Timestamp, input: Input) {
         match input {
             Input::PartitionsClaimed(claimed) => self.partitions_claimed(now, claimed),
@@ -167,18 +166,18 @@ impl Owner {
                 self.endpoint_unreadable(now, endpoint, cause);
             }
             Input::EndpointsLoaded { generation, asked, found } if generation == self.generation => {
-                self.endpoints_loaded(now, &asked, found)
+                self.endpoints_loaded(now, &asked, found);
             }
             Input::WindowRead { generation, endpoint, want, rows } if generation == self.generation => {
-                self.window_read(endpoint, &want, rows)
+                self.window_read(endpoint, &want, rows);
             }
             Input::BodiesRead { generation, asked, found } if generation == self.generation => self.bodies_found(now, asked, found),
             Input::AttemptFinished { generation, send, attempt } if generation == self.generation => {
-                self.attempt_finished(now, send, attempt)
+                self.attempt_finished(now, send, attempt);
             }
             Input::NotSent { generation, send } if generation == self.generation => self.not_sent(now, send),
             Input::Recorded { generation, on_recorded, results } if generation == self.generation => {
-                self.recorded(now, on_recorded, &results)
+                self.recorded(now, on_recorded, &results);
             }
             Input::ConfigurationChanged => {
                 self.retry_unreadable_now(now);
@@ -197,12 +196,12 @@ impl Owner {
             Input::Overdue(overdue) => overdue.into_iter().for_each(|overdue| self.end_overdue(now, overdue)),
             Input::Command(asked) => self.command_received(now, asked),
             Input::DeliveriesFound { generation, asked, rows } if generation == self.generation => {
-                self.deliveries_found(now, *asked, &rows)
+                self.deliveries_found(now, *asked, &rows);
             }
             Input::StatisticsRead { generation, endpoint, trigger, seen } if generation == self.generation => {
-                self.statistics_read(now, endpoint, trigger, &seen)
+                self.statistics_read(now, endpoint, trigger, &seen);
             }
-            // Of an earlier life. What was sent in it is somebody else's to send again.
+            // Of an earlier generation: another owner sends those deliveries again.
             Input::GapScanned { .. }
             | Input::EndpointsLoaded { .. }
             | Input::EndpointUnreadable { .. }
@@ -217,7 +216,7 @@ impl Owner {
         }
     }
 
-    /// What is to be done now. Nothing more until something happens, or until [`Owner::wake_at`].
+    /// The effects to carry out now. None follow until the next input, or until [`Owner::wake_at`].
     pub fn next_effects(&mut self, now: Timestamp) -> Vec<Effect> {
         self.look_at_blocked(now);
         while self.may_start()
@@ -255,14 +254,14 @@ impl Owner {
         std::mem::take(&mut self.effects)
     }
 
-    /// When to ask again if nothing happens.
+    /// When to call [`Owner::next_effects`] again if there is no input.
     pub fn wake_at(&self) -> Option<Timestamp> {
         // While nothing may be started only news can change that.
         let scheduled = self.scheduler.wake_at().filter(|_| self.may_start());
         [scheduled, self.unreadable_retry_at(), self.blocked.next_look()].into_iter().flatten().min()
     }
 
-    /// Nothing new is started from here on.
+    /// Starts nothing new from now on.
     pub fn stop(&mut self) {
         self.is_stopping = true;
     }
@@ -282,7 +281,7 @@ impl Owner {
         !self.is_stopping && self.unrecorded < UNRECORDED_MAX && self.bytes_in_flight < self.options.in_flight_body_bytes_max
     }
 
-    /// What has changed of the lanes since this was last asked, for whoever explains holds.
+    /// Publishes snapshots of the lanes that changed since the last call. They explain holds.
     pub fn publish_changed_lanes(&mut self, now: Timestamp) {
         let changed = std::mem::take(&mut self.changed);
         let lanes: Vec<LaneSnapshot> = changed.into_iter().filter_map(|endpoint| self.lane_snapshot(now, endpoint)).collect();
@@ -291,7 +290,7 @@ impl Owner {
         }
     }
 
-    /// What is shown of one lane; `None` of one that is not known here.
+    /// The snapshot of one lane; `None` if its endpoint is not loaded.
     pub fn lane_snapshot(&self, now: Timestamp, endpoint: EndpointId) -> Option<LaneSnapshot> {
         let blocked = self.unreadable.get(&endpoint).map(|unreadable| unreadable.cause.clone());
         let Some(known) = self.endpoints.get(&endpoint) else {
@@ -313,7 +312,7 @@ impl Owner {
         })
     }
 
-    /// What has happened since this was last asked. Nothing unless somebody counts it.
+    /// Takes what was recorded since the last call. Empty without metrics.
     pub fn take_notes(&mut self) -> Vec<Note> {
         std::mem::take(&mut self.notes)
     }
@@ -324,7 +323,7 @@ impl Owner {
         }
     }
 
-    /// What is counted when a delivery ends without an attempt.
+    /// The metric of a delivery that ends without an attempt.
     fn note_of_end(&self, endpoint: EndpointId, state: State) -> Option<Note> {
         self.options.metrics.as_ref()?;
         let tenant = self.endpoints.get(&endpoint)?.tenant.clone();
@@ -335,12 +334,12 @@ impl Owner {
         }
     }
 
-    /// Looks at lanes from this place on, at most so many, and says where to go on.
+    /// Surveys at most `lanes_max` lanes from `from` on. Returns where to continue.
     pub fn survey(&mut self, now: Timestamp, from: usize, lanes_max: usize) -> (Vec<LaneSurvey>, Option<usize>) {
         self.scheduler.survey(now, from, lanes_max)
     }
 
-    /// Since when the store has not said what endpoints are like that something is to be sent to.
+    /// Since when loading endpoints has been waiting for the store.
     pub fn loading_since(&self) -> Option<Timestamp> {
         self.loading_since
     }
@@ -349,17 +348,17 @@ impl Owner {
         self.scheduler.token_waits()
     }
 
-    /// Requests that are on their way.
+    /// The number of requests in flight.
     pub fn requests(&self) -> usize {
         self.requests
     }
 
-    /// Outcomes that wait for their commit.
+    /// The number of outcomes that wait for their commit.
     pub fn unrecorded(&self) -> usize {
         self.unrecorded
     }
 
-    /// What a clean stop writes, so that the next start knows it: the lanes that have something to remember.
+    /// The lane states that a clean stop writes for the next start.
     pub fn lane_states(&mut self) -> Vec<Record> {
         // Each of another lane: one version is newer than all that they had.
         let version = self.next_lane_version();

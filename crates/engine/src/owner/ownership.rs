@@ -1,4 +1,4 @@
-//! What is ours: partitions, the endpoints in them, and what is known about each.
+//! Partitions that this node owns, and the state of the endpoints loaded in them.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::Target;
 use crate::tally::RecentAttempts;
 use crate::target::{lane_config, tenant_config};
 
-/// What is known about an endpoint beside its lane.
+/// The state of a loaded endpoint, except for its lane.
 #[derive(Debug)]
 pub(super) struct EndpointState {
     pub(super) target: Arc<Target>,
@@ -30,19 +30,19 @@ pub(super) struct EndpointState {
     pub(super) config: LaneConfig,
     pub(super) mode: Mode,
     pub(super) timeout: Adaptive,
-    /// As the store has it.
+    /// The lane state that the store has.
     pub(super) written: LaneMemory,
     pub(super) recent: RecentAttempts,
-    /// When its timeout is computed next, if something is sent by then.
+    /// When the timeout is computed next, if something is sent by then.
     pub(super) computes_at: Timestamp,
     pub(super) reviews_at: Timestamp,
     pub(super) spiked_at: Option<Timestamp>,
     /// Timeouts came in a run: the timeout is computed once the attempt that showed it, of this delivery, is recorded.
     pub(super) spike_shown_by: Option<DeliveryId>,
     pub(super) tested_at: Option<Timestamp>,
-    /// Rows up to this one are not taken from news any more once the lane has been forgotten.
+    /// Rows up to this one are ignored in the feed once the lane has been dropped.
     pub(super) seen: Option<Seq>,
-    /// Its partition was given up. It stays until what is in flight is recorded.
+    /// The partition was given up. The state stays until what is in flight is recorded.
     pub(super) has_left: bool,
 }
 
@@ -52,15 +52,15 @@ pub(super) struct TenantState {
     pub(super) endpoints: BTreeSet<EndpointId>,
 }
 
-/// From when on a partition is ours.
+/// When a partition was claimed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Since {
     pub(super) at: Timestamp,
-    /// The highest number of any row at that moment.
+    /// The highest row at that moment.
     pub(super) numbered: Seq,
 }
 
-/// Rows of other processes are never told of here; their numbers must not add up.
+/// The feed never reports rows of other processes; this bounds how many are remembered.
 const AHEAD_MAX: usize = 65_536;
 
 impl Owner {
@@ -94,7 +94,7 @@ impl Owner {
         }
     }
 
-    /// An expired lease is never renewed: whoever had it begins anew.
+    /// Drops all state. An expired lease is never renewed; the node joins again.
     pub(super) fn drop_everything(&mut self, now: Timestamp) {
         let options = self.options.clone();
         // What was about to be sent is not, and nobody will say so.
@@ -177,7 +177,7 @@ impl Owner {
         self.scheduler.recorded_elsewhere(endpoint, delivery);
     }
 
-    /// Since when an endpoint's partition is ours.
+    /// When the partition of an endpoint was claimed.
     fn owned_since(&self, partition: Partition) -> Option<Timestamp> {
         if plant::is(Plant::OldClaimGrantsBurst) {
             return self.owned_since.values().map(|since| since.at).min();
@@ -185,14 +185,14 @@ impl Owner {
         self.owned_since.get(&partition).map(|since| since.at)
     }
 
-    /// There may be something to send there.
+    /// Checks an endpoint that may have something to send.
     pub(super) fn look_at(&mut self, now: Timestamp, endpoint: EndpointId) {
         if self.ensure_lane(now, endpoint, Backlog::Unknown) {
             self.scheduler.hint(endpoint);
         }
     }
 
-    /// Makes the lane of an endpoint that is known, or has it taken up.
+    /// Creates the lane of a loaded endpoint, or requests to load the endpoint. Returns whether there is a lane.
     pub(super) fn ensure_lane(&mut self, now: Timestamp, endpoint: EndpointId, backlog: Backlog) -> bool {
         if self.scheduler.has_lane(endpoint) && self.endpoints.get(&endpoint).is_some_and(|known| !known.has_left) {
             return true;
@@ -213,7 +213,7 @@ impl Owner {
         true
     }
 
-    /// The store has answered about these.
+    /// The store has answered about these endpoints.
     pub(super) fn load_finished(&mut self, now: Timestamp, endpoints: &[EndpointId]) {
         for endpoint in endpoints {
             self.loading.remove(endpoint);
@@ -251,7 +251,7 @@ impl Owner {
         }
     }
 
-    /// What a read brings. What is being called off stays where it is until that is recorded.
+    /// Puts the rows of a read into the lane, except for those that are being withdrawn.
     pub(super) fn window_read(&mut self, endpoint: EndpointId, want: &WindowQuery, mut rows: WindowRows) {
         self.mark_seen(endpoint, rows.seen);
         if !plant::is(Plant::WithdrawnIsSent) {
@@ -267,7 +267,7 @@ impl Owner {
         self.scheduler.refilled(endpoint, want, rows.rows, rows.more, rows.seen);
     }
 
-    /// The feed may still bring these rows, which are no longer where it saw them: it must not lead to sending them.
+    /// The feed may still report these rows in their old state. They must not be sent because of it.
     pub(super) fn expect_late_feed_rows(&mut self, rows: impl IntoIterator<Item = Seq>) {
         self.ahead_of_feed.extend(rows);
         while self.ahead_of_feed.len() > AHEAD_MAX {
@@ -275,7 +275,7 @@ impl Owner {
         }
     }
 
-    /// Rows up to this one may have been read, or called off.
+    /// Notes that rows up to this one may have been read or withdrawn.
     pub(super) fn mark_seen(&mut self, endpoint: EndpointId, seq: Seq) {
         if let Some(known) = self.endpoints.get_mut(&endpoint) {
             known.seen = known.seen.max(Some(seq));

@@ -216,8 +216,12 @@ impl Owner {
         let failing = (memory.health.consecutive_failures(), memory.health.failing_since().unwrap_or(now));
         let known = self.endpoints.get_mut(&endpoint).expect("a lane is of a known endpoint");
         let entry = self.scheduler.in_flight_entry(endpoint, delivery).expect("in flight until recorded");
-        let sent = self.in_flight_requests.remove(&delivery);
-        log_attempt(&AttemptLog { endpoint, tenant: &known.tenant, delivery, entry, sent: sent.as_ref() }, &attempt, &decision);
+        let request = self.in_flight_requests.remove(&delivery);
+        log_attempt(
+            &AttemptLog { endpoint, tenant: &known.tenant, delivery, entry, request: request.as_ref() },
+            &attempt,
+            &decision,
+        );
         let note = self.options.metrics.is_some().then(|| {
             Note::Attempt(Box::new(Attempt {
                 endpoint,
@@ -229,7 +233,7 @@ impl Owner {
                 verdict: decision.verdict,
                 response_time: attempt.response_time,
                 lag: attempt.attempted_at.since(entry.due),
-                age: now.since(sent.as_ref().map_or(entry.due, |sent| sent.since)),
+                age: now.since(request.as_ref().map_or(entry.due, |request| request.since)),
                 timeout: attempt.timeout,
             }))
         });
@@ -361,17 +365,17 @@ struct AttemptLog<'a> {
     tenant: &'a TenantId,
     delivery: DeliveryId,
     entry: &'a Entry,
-    sent: Option<&'a InFlightRequest>,
+    request: Option<&'a InFlightRequest>,
 }
 
 /// One line for every attempt, and one for what it has changed. No payloads, and of an answer only its status.
 fn log_attempt(log: &AttemptLog<'_>, attempt: &AttemptRecord, decision: &Decision) {
-    let AttemptLog { endpoint, tenant, delivery, entry, sent } = log;
+    let AttemptLog { endpoint, tenant, delivery, entry, request } = log;
     macro_rules! line {
         ($level:ident) => {
             tracing::$level!(
                 %delivery,
-                event = sent.map(|sent| sent.event.as_str()),
+                event = request.map(|request| request.event.as_str()),
                 %endpoint,
                 %tenant,
                 event_type = entry.event_type.as_str(),
@@ -384,7 +388,7 @@ fn log_attempt(log: &AttemptLog<'_>, attempt: &AttemptRecord, decision: &Decisio
                 error = attempt.error.as_deref(),
                 next_attempt_at = decision.verdict.retry_at().map(Timestamp::to_rfc3339),
                 dead_reason = dead_reason(decision.verdict),
-                trace_id = sent.and_then(|sent| sent.trace).map(|trace| trace.to_string()),
+                trace_id = request.and_then(|request| request.trace).map(|trace| trace.to_string()),
                 "webhook_delivery_attempt"
             )
         };

@@ -1,6 +1,6 @@
-//! What was given on the command line, as the body of a request.
+//! Builds the body of a request from the command line.
 //!
-//! A value that is JSON is sent to the byte as it was given. `--from-json` is the whole body, and flags beside it win.
+//! A JSON value is sent byte for byte. `--from-json` is the whole body; flags take precedence.
 
 use std::io::Read;
 
@@ -48,7 +48,7 @@ fn text_of(bytes: Vec<u8>) -> Result<String, Failure> {
     String::from_utf8(bytes).map_err(|_| Failure::usage("what was given is not UTF-8"))
 }
 
-/// A body in the making.
+/// A request body that is being built.
 #[derive(Debug)]
 pub(super) struct BodyBuilder(Members);
 

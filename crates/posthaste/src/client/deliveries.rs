@@ -14,24 +14,24 @@ use super::text::Reader;
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Deliveries, newest first; what waits says why and until when
+    /// List deliveries, newest first; waiting ones with the reason and until when
     List {
         #[command(flatten)]
         filters: Box<Filters>,
         #[command(flatten)]
         page: Page,
     },
-    /// One delivery: how it stands, and if it waits, why and until when. --watch ends with the delivery
+    /// Show a delivery: its status, and why and until when it waits. --watch stops when the delivery ends
     Show {
         id: String,
         #[command(flatten)]
         watch: Watch,
     },
-    /// Send it again: a new delivery, or, where it still waits, the same one now
+    /// Redeliver: create a new delivery, or send a waiting one now
     Retry { id: String },
-    /// See to it that it is not sent
+    /// Cancel a delivery
     Cancel { id: String },
-    /// Every try of it, newest first
+    /// List the attempts of a delivery, newest first
     Attempts {
         id: String,
         #[command(flatten)]
@@ -41,29 +41,29 @@ pub(crate) enum Command {
 
 #[derive(Subcommand)]
 pub(crate) enum DeadLetters {
-    /// What nobody tries any more and nobody has retried, the newest death first
+    /// List dead letters that were not retried, newest first
     List {
         #[command(flatten)]
         filters: Box<Filters>,
         #[command(flatten)]
         page: Page,
     },
-    /// Send it again
+    /// Retry a dead letter
     Retry { id: String },
 }
 
 #[derive(Args)]
 pub(crate) struct Filters {
-    /// Only what goes to this endpoint
+    /// Only deliveries to this endpoint
     #[arg(long, value_name = "ID")]
     endpoint: Option<String>,
-    /// Only what belongs to this event
+    /// Only deliveries of this event
     #[arg(long, value_name = "ID")]
     event: Option<String>,
-    /// Only what belongs to this tenant
+    /// Only deliveries of this tenant
     #[arg(long)]
     tenant: Option<String>,
-    /// pending, delivering, scheduled, delivered, dead, cancelled; several by commas
+    /// pending, delivering, scheduled, delivered, dead, cancelled; separate several by commas
     #[arg(long)]
     status: Option<String>,
     #[arg(
@@ -72,16 +72,16 @@ pub(crate) struct Filters {
         help = "disabled, paused, deliver_at, retry, circuit_open, quiet_hours, ordering, rate_limited, concurrency"
     )]
     hold_reason: Option<String>,
-    /// Only these event types or patterns, by commas
+    /// Only these event types or patterns, separated by commas
     #[arg(long, value_name = "TYPE")]
     r#type: Option<String>,
-    /// Only what has all of these labels, by commas
+    /// Only with all of these labels, separated by commas
     #[arg(long, value_name = "LABELS")]
     labels: Option<String>,
-    /// Made at this time or later
+    /// Created at this time or later
     #[arg(long, value_name = "TIME")]
     from: Option<String>,
-    /// Made before this time
+    /// Created before this time
     #[arg(long, value_name = "TIME")]
     to: Option<String>,
 }

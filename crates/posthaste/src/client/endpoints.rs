@@ -18,36 +18,41 @@ const SECRET_ONCE: &str = "keep the secret: it is not shown again";
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Endpoints, newest first
+    /// List endpoints, newest first
     List {
+        /// Only endpoints of this tenant
         #[arg(long)]
         tenant: Option<String>,
+        /// Only the endpoint with this uid
         #[arg(long)]
         uid: Option<String>,
         #[command(flatten)]
         page: Page,
     },
-    /// Make an endpoint. Its secret is shown this once
+    /// Create an endpoint. Its secret is shown only once
     Create {
-        /// Where it is; may also stand in --from-json
+        /// URL of the receiver; may also be given in --from-json
         #[arg(value_name = "URL")]
         destination: Option<String>,
+        /// Tenant of the endpoint
         #[arg(long)]
         tenant: Option<String>,
-        /// Your own name for it, unique in its tenant
+        /// Your own id for the endpoint, unique in its tenant
         #[arg(long)]
         uid: Option<String>,
-        /// Your own secret: the text, @file or -; one is made unless said
+        /// Your own secret: the text, @file or - [default: generated]
         #[arg(long)]
         secret: Option<String>,
         #[command(flatten)]
         fields: Box<Fields>,
     },
-    /// Make the endpoint with this uid of yours, or replace all that is said about it
+    /// Create the endpoint with this uid, or replace its configuration
     Put {
         uid: String,
+        /// URL of the receiver; may also be given in --from-json
         #[arg(value_name = "URL")]
         destination: Option<String>,
+        /// Tenant of the endpoint
         #[arg(long)]
         tenant: Option<String>,
         #[command(flatten)]
@@ -55,18 +60,19 @@ pub(crate) enum Command {
         #[command(flatten)]
         if_match: IfMatch,
     },
-    /// One endpoint, with the policies that apply to it
+    /// Show an endpoint with the policies that apply to it
     Show {
         id: String,
         #[command(flatten)]
         watch: Watch,
     },
-    /// Change what is given
+    /// Change the given fields of an endpoint
     Patch {
         id: String,
-        /// Where it is from now on; --url is the server that is asked
+        /// New URL of the receiver (--url is the Posthaste server)
         #[arg(long, value_name = "URL")]
         endpoint_url: Option<String>,
+        /// New uid
         #[arg(long)]
         uid: Option<String>,
         #[command(flatten)]
@@ -74,53 +80,56 @@ pub(crate) enum Command {
         #[command(flatten)]
         if_match: IfMatch,
     },
-    /// Delete it. What waits there is cancelled
+    /// Delete an endpoint. Its waiting deliveries are cancelled
     Delete {
         id: String,
         #[command(flatten)]
         if_match: IfMatch,
     },
-    /// Hold everything, until a time or until it is resumed
+    /// Pause an endpoint until a time or until it is resumed
     Pause {
         id: String,
+        /// Resume at this time [default: when resumed by hand]
         #[arg(long, value_name = "TIME")]
         until: Option<String>,
         #[command(flatten)]
         if_match: IfMatch,
     },
-    /// End a pause
+    /// Resume a paused endpoint
     Resume(Verb),
-    /// Take no more events. What waits is held
+    /// Disable an endpoint: it gets no new events, and waiting deliveries are held
     Disable(Verb),
-    /// Take events again
+    /// Enable an endpoint
     Enable(Verb),
-    /// A new secret, shown this once. The old one signs beside it for a while
+    /// Rotate the secret. The new one is shown only once; the old one also signs for a while
     RotateSecret {
         id: String,
-        /// Your own: the text, @file or -; one is made unless said
+        /// Your own secret: the text, @file or - [default: generated]
         #[arg(long)]
         secret: Option<String>,
-        /// How long the old one signs; a day unless said
+        /// How long the old secret also signs [default: one day]
         #[arg(long, value_name = "SECONDS")]
         overlap_seconds: Option<u64>,
         #[command(flatten)]
         if_match: IfMatch,
     },
-    /// Send one request now, and see what came of it
+    /// Send a test request now and show the result
     Test {
         id: String,
-        /// posthaste.test unless said
+        /// Event type [default: posthaste.test]
         #[arg(long, value_name = "TYPE")]
         r#type: Option<String>,
-        /// JSON, @file or -
+        /// Payload: JSON, @file or -
         #[arg(long, value_name = "JSON")]
         data: Option<String>,
     },
-    /// How it has been doing
+    /// Show the health of an endpoint
     Stats {
         id: String,
+        /// Count from this time on
         #[arg(long, value_name = "TIME")]
         from: Option<String>,
+        /// Count up to this time
         #[arg(long, value_name = "TIME")]
         to: Option<String>,
         #[command(flatten)]
@@ -137,56 +146,57 @@ pub(crate) struct Verb {
 
 #[derive(Args)]
 pub(crate) struct Fields {
+    /// Description of the endpoint
     #[arg(long)]
     description: Option<String>,
-    /// Types or patterns such as invoice.*, by commas; all unless said
+    /// Event types or patterns such as invoice.*, separated by commas [default: all]
     #[arg(long, value_delimiter = ',', value_name = "PATTERN")]
     event_types: Vec<String>,
-    /// Types that are not sent although they match
+    /// Event types to leave out although they match, separated by commas
     #[arg(long, value_delimiter = ',', value_name = "PATTERN")]
     disabled_event_types: Vec<String>,
-    /// JSON, @file or -, as in '{"data.amount": {"$gte": 1000}}'
+    /// Filter: JSON, @file or -, as in '{"data.amount": {"$gte": 1000}}'
     #[arg(long, value_name = "JSON")]
     filter: Option<String>,
     #[arg(long, value_name = "LIMIT", help = "PER_MINUTE, PER_MINUTE:BURST, or unlimited")]
     rate_limit: Option<String>,
-    /// Requests in flight at once
+    /// Maximum number of requests in flight
     #[arg(long, value_name = "N")]
     max_in_flight: Option<u32>,
-    /// One window a day, as in 22:00-06:00
+    /// Daily quiet hours, as in 22:00-06:00
     #[arg(long, value_name = "START-END", requires = "timezone", conflicts_with = "delivery_schedule")]
     quiet_hours: Option<String>,
-    /// For --quiet-hours, as in Europe/Berlin
+    /// Time zone of --quiet-hours, as in Europe/Berlin
     #[arg(long, value_name = "ZONE", requires = "quiet_hours")]
     timezone: Option<String>,
-    /// JSON, @file, - or always
+    /// Delivery schedule: JSON, @file, - or always
     #[arg(long, value_name = "JSON")]
     delivery_schedule: Option<String>,
-    /// JSON, @file or -
+    /// Retry policy: JSON, @file or -
     #[arg(long, value_name = "JSON")]
     retry: Option<String>,
-    /// Milliseconds such as 5000, adaptive, or JSON
+    /// Request timeout: milliseconds such as 5000, adaptive, or JSON
     #[arg(long = "timeout-ms", alias = "timeout", value_name = "MILLISECONDS")]
     timeout: Option<String>,
-    /// JSON, @file or -
+    /// Circuit breaker policy: JSON, @file or -
     #[arg(long, value_name = "JSON")]
     circuit: Option<String>,
-    /// standard, standard-ed25519, timestamp-hex, or JSON
+    /// Signature scheme: standard, standard-ed25519, timestamp-hex, or JSON
     #[arg(long, value_name = "SCHEME")]
     signing: Option<String>,
-    /// envelope, data or cloudevents
+    /// Payload format: envelope, data or cloudevents
     #[arg(long, value_name = "FORMAT")]
     payload_format: Option<String>,
-    /// Sent with every request, as in 'X-Team: billing'; several times
+    /// Header to send with every request, as in 'X-Team: billing'; may be repeated
     #[arg(long, value_name = "NAME: VALUE")]
     header: Vec<String>,
-    /// NAME=VALUE, several times
+    /// Metadata as NAME=VALUE; may be repeated
     #[arg(long, value_name = "NAME=VALUE")]
     metadata: Vec<String>,
-    /// Fields that go back to what is inherited, as in rate-limit,retry
+    /// Fields to reset to the inherited value, as in rate-limit,retry
     #[arg(long, value_name = "FIELD", value_delimiter = ',')]
     inherit: Vec<String>,
-    /// The whole body: JSON, @file or -; flags beside it win
+    /// The whole body: JSON, @file or -; flags take precedence
     #[arg(long, value_name = "JSON")]
     from_json: Option<String>,
 }

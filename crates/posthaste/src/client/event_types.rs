@@ -13,24 +13,24 @@ use super::{IfMatch, quoted};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// The catalogue, in the order of names
+    /// List event types by name
     List {
         #[command(flatten)]
         page: Page,
     },
-    /// One type, with its versions
+    /// Show an event type with its versions
     Show {
         name: String,
         #[command(flatten)]
         watch: Watch,
     },
-    /// Add a type to the catalogue
+    /// Create an event type
     Create {
         name: Option<String>,
         #[command(flatten)]
         fields: Fields,
     },
-    /// Change what is given
+    /// Change the given fields of an event type
     Patch {
         name: String,
         #[command(flatten)]
@@ -38,7 +38,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         if_match: IfMatch,
     },
-    /// Remove it from the catalogue. Events of that type are delivered all the same
+    /// Delete an event type. Events of that type are still delivered
     Delete {
         name: String,
         #[command(flatten)]
@@ -48,18 +48,19 @@ pub(crate) enum Command {
 
 #[derive(Args)]
 pub(crate) struct Fields {
+    /// Description of the event type
     #[arg(long)]
     description: Option<String>,
-    /// JSON, @file or -, as in '[{"version": "1", "schema": {…}, "example": {…}}]'
+    /// Versions: JSON, @file or -, as in '[{"version": "1", "schema": {…}, "example": {…}}]'
     #[arg(long, value_name = "JSON")]
     versions: Option<String>,
-    /// Still accepted; subscribers are told to move on
+    /// Mark as deprecated: still accepted, and subscribers are warned
     #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     deprecated: Option<bool>,
-    /// Goes before the rest of its lane and is not held by quiet hours
+    /// Send before other events, also in quiet hours
     #[arg(long, num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
     priority: Option<bool>,
-    /// The whole body: JSON, @file or -; flags beside it win
+    /// The whole body: JSON, @file or -; flags take precedence
     #[arg(long, value_name = "JSON")]
     from_json: Option<String>,
 }

@@ -14,22 +14,22 @@ use super::task::{ApiCommand, Page, Shown, Task, Watch};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Publish one event. Answered once it and its deliveries are on disk
+    /// Publish an event. Returns when it and its deliveries are on disk
     Publish(Box<New>),
-    /// Publish many: a JSON array, or one event a line
+    /// Publish many events: a JSON array, or one event per line
     Batch {
         /// The file, or - for stdin
         file: String,
     },
-    /// Events, newest first
+    /// List events, newest first
     List {
-        /// Only what belongs to this tenant
+        /// Only events of this tenant
         #[arg(long)]
         tenant: Option<String>,
-        /// Only these event types or patterns, by commas
+        /// Only these event types or patterns, separated by commas
         #[arg(long, value_name = "TYPE")]
         r#type: Option<String>,
-        /// Only what has all of these labels, by commas
+        /// Only with all of these labels, separated by commas
         #[arg(long, value_name = "LABELS")]
         labels: Option<String>,
         /// Accepted at this time or later
@@ -41,16 +41,16 @@ pub(crate) enum Command {
         #[command(flatten)]
         page: Page,
     },
-    /// One event with its payload, and its deliveries counted by how they stand
+    /// Show an event with its payload and its deliveries counted by status
     Show {
         #[command(flatten)]
         which: Which,
         #[command(flatten)]
         watch: Watch,
     },
-    /// See to it that none of its remaining deliveries is sent
+    /// Cancel an event's remaining deliveries
     Cancel(Which),
-    /// Erase its payload. What still waits is cancelled; history stays
+    /// Erase an event's payload. Waiting deliveries are cancelled; the history stays
     Erase(Which),
 }
 
@@ -58,44 +58,46 @@ pub(crate) enum Command {
 #[derive(Args)]
 pub(crate) struct Which {
     id: String,
+    /// Tenant of the event, where its id is not unique
     #[arg(long)]
     tenant: Option<String>,
 }
 
 #[derive(Args)]
 pub(crate) struct New {
-    /// Such as invoice.paid
+    /// Event type, such as invoice.paid
     r#type: Option<String>,
-    /// The payload: JSON, @file or -; sent to the byte
+    /// The payload: JSON, @file or -; sent byte for byte
     #[arg(long, value_name = "JSON")]
     data: Option<String>,
-    /// The key's own, or default
+    /// Tenant [default: the tenant of the key, or `default`]
     #[arg(long)]
     tenant: Option<String>,
-    /// Your own, unique in the tenant
+    /// Your own event id, unique in the tenant
     #[arg(long)]
     id: Option<String>,
+    /// Version of the event type's schema
     #[arg(long)]
     version: Option<String>,
-    /// When it happened
+    /// When the event happened
     #[arg(long, value_name = "TIME")]
     timestamp: Option<String>,
-    /// The same key publishes once in a day
+    /// Idempotency key: the same key publishes once per day
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
-    /// Not before
+    /// Deliver no earlier than this time
     #[arg(long, value_name = "TIME")]
     deliver_at: Option<String>,
-    /// What has not arrived by then is not sent any more
+    /// Stop sending after this time
     #[arg(long, value_name = "TIME")]
     expires_at: Option<String>,
-    /// Deliveries with the same key to one endpoint go one after another
+    /// Ordering key: deliveries with the same key to one endpoint are sent one after another
     #[arg(long, value_name = "KEY")]
     ordering_key: Option<String>,
-    /// By commas, or several times
+    /// Labels, separated by commas; may be repeated
     #[arg(long, value_delimiter = ',', value_name = "LABEL")]
     labels: Vec<String>,
-    /// The whole event: JSON, @file or -; flags beside it win
+    /// The whole event: JSON, @file or -; flags take precedence
     #[arg(long, value_name = "JSON", required_unless_present_all = ["type", "data"])]
     from_json: Option<String>,
 }

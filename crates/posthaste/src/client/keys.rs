@@ -11,22 +11,22 @@ use super::task::{ApiCommand, Page, Shown, Task};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Keys, newest first, also revoked and expired ones
+    /// List keys, newest first, including revoked and expired ones
     List {
         #[command(flatten)]
         page: Page,
     },
-    /// Make a key. It is shown this once
+    /// Create a key. It is shown only once
     Create {
-        /// What it is for
+        /// Name of the key
         name: String,
-        /// publish, read, manage, replay, admin
+        /// Scopes: publish, read, manage, replay, admin
         #[arg(long, required = true, value_delimiter = ',', value_name = "SCOPE")]
         scopes: Vec<String>,
-        /// For one tenant alone; for all of them unless said
+        /// Restrict the key to one tenant [default: all tenants]
         #[arg(long)]
         tenant: Option<String>,
-        /// When it stops to work
+        /// When the key expires
         #[arg(long, value_name = "TIME")]
         expires_at: Option<String>,
     },

@@ -41,46 +41,46 @@ pub(crate) use verify::Verify;
 
 #[derive(Subcommand)]
 pub(crate) enum ClientCommand {
-    /// Publish events, and see what became of them
+    /// Publish, list and cancel events
     #[command(after_help = EXIT_CODES)]
     Events(ResourceCommand<events::Command>),
-    /// Where a tenant wants its events sent, and how
+    /// Manage endpoints
     #[command(after_help = EXIT_CODES)]
     Endpoints(Box<ResourceCommand<endpoints::Command>>),
-    /// One event on its way to one endpoint: how it stands, why it waits, every try
+    /// List deliveries, show why they wait, redeliver or cancel them
     #[command(after_help = EXIT_CODES)]
     Deliveries(ResourceCommand<deliveries::Command>),
-    /// What nobody tries any more
+    /// List dead letters and retry them
     #[command(after_help = EXIT_CODES)]
     DeadLetters(ResourceCommand<deliveries::DeadLetters>),
-    /// Send again what was sent, or missed, before
+    /// Replay events: redeliver a range of them
     #[command(after_help = EXIT_CODES)]
     Replay(ResourceCommand<replays::Command>),
-    /// Customers of the people who run Posthaste
+    /// Manage tenants (your customers)
     #[command(after_help = EXIT_CODES)]
     Tenants(ResourceCommand<tenants::Command>),
-    /// The catalogue of event types
+    /// Manage the catalogue of event types
     #[command(after_help = EXIT_CODES)]
     EventTypes(ResourceCommand<event_types::Command>),
-    /// Who may do what
+    /// Manage API keys
     #[command(after_help = EXIT_CODES)]
     Keys(ResourceCommand<keys::Command>),
-    /// Who changed what, newest first
+    /// List the audit log, newest first
     #[command(after_help = EXIT_CODES)]
     Audit(SingleCommand<overview::Audit>),
-    /// How deliveries have fared
+    /// Show delivery statistics
     #[command(after_help = EXIT_CODES)]
     Stats(SingleCommand<overview::Stats>),
-    /// A way into the portal for one tenant's people, for a short time
+    /// Create a link to a tenant's portal
     #[command(after_help = EXIT_CODES)]
     PortalLink(SingleCommand<overview::PortalLink>),
-    /// List and end sessions of the portal
+    /// List and end portal sessions
     #[command(after_help = EXIT_CODES)]
     PortalSessions(ResourceCommand<portal_sessions::Command>),
-    /// Try filters out
+    /// Test filters
     #[command(after_help = EXIT_CODES)]
     Filters(ResourceCommand<overview::Filters>),
-    /// The nodes that are alive
+    /// List the nodes of the cluster
     #[command(after_help = EXIT_CODES)]
     Cluster(SingleCommand<overview::Cluster>),
 }

@@ -11,21 +11,22 @@ use super::task::{ApiCommand, Page, Shown, Task, Watch};
 
 #[derive(Args)]
 pub(crate) struct Audit {
+    /// Only actions on this tenant
     #[arg(long)]
     tenant: Option<String>,
-    /// Only what was done by this: the id of a key, say
+    /// Only actions of this caller, such as the id of a key
     #[arg(long)]
     actor: Option<String>,
-    /// Only these actions or patterns such as endpoint.*, by commas
+    /// Only these actions or patterns such as endpoint.*, separated by commas
     #[arg(long)]
     action: Option<String>,
-    /// Only what was done to this id
+    /// Only actions on this id
     #[arg(long, value_name = "ID")]
     resource: Option<String>,
-    /// Done at this time or later
+    /// At this time or later
     #[arg(long, value_name = "TIME")]
     from: Option<String>,
-    /// Done before this time
+    /// Before this time
     #[arg(long, value_name = "TIME")]
     to: Option<String>,
     #[command(flatten)]
@@ -56,10 +57,13 @@ impl ApiCommand for Audit {
 
 #[derive(Args)]
 pub(crate) struct Stats {
+    /// Only deliveries of this tenant
     #[arg(long)]
     tenant: Option<String>,
+    /// Count from this time on
     #[arg(long, value_name = "TIME")]
     from: Option<String>,
+    /// Count up to this time
     #[arg(long, value_name = "TIME")]
     to: Option<String>,
     #[command(flatten)]
@@ -76,10 +80,10 @@ impl ApiCommand for Stats {
 #[derive(Args)]
 pub(crate) struct PortalLink {
     tenant: String,
-    /// view, manage, secrets, replay
+    /// Permissions: view, manage, secrets, replay
     #[arg(long, value_delimiter = ',', default_value = "view", value_name = "PERMISSION")]
     permissions: Vec<String>,
-    /// An hour unless said
+    /// How long the session lasts [default: one hour]
     #[arg(long, value_name = "SECONDS")]
     expires_in_seconds: Option<u64>,
 }
@@ -97,12 +101,12 @@ impl ApiCommand for PortalLink {
 
 #[derive(Subcommand)]
 pub(crate) enum Filters {
-    /// Try a filter on an event that is not published
+    /// Test a filter against an event without publishing it
     Test {
-        /// JSON, @file or -
+        /// Filter: JSON, @file or -
         #[arg(long, value_name = "JSON")]
         filter: String,
-        /// As it would be published: JSON, @file or -
+        /// The event as it would be published: JSON, @file or -
         #[arg(long, value_name = "JSON")]
         event: String,
     },

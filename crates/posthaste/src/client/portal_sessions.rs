@@ -10,21 +10,23 @@ use super::task::{ApiCommand, Page, Shown, Task};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Sessions that are not over, newest first, and links that have not been used yet
+    /// List open sessions, newest first, and unused links
     List {
+        /// Only sessions of this tenant
         #[arg(long)]
         tenant: Option<String>,
-        /// Only those whose link was made by this key: its id, or `admin`
+        /// Only sessions whose link was created by this key: its id, or `admin`
         #[arg(long, value_name = "KEY")]
         key: Option<String>,
         #[command(flatten)]
         page: Page,
     },
-    /// End one session, or a link that has not been used
+    /// End a session or an unused link
     End { id: String },
-    /// End all sessions of a tenant, or all whose link was made by a key
+    /// End all sessions of a tenant, or all whose link was created by a key
     #[command(group = ArgGroup::new("whose").required(true).multiple(true).args(["tenant", "key"]))]
     EndAll {
+        /// End all sessions of this tenant
         #[arg(long)]
         tenant: Option<String>,
         /// The id of the key, or `admin` for the operator's first key

@@ -12,59 +12,65 @@ use super::task::{ApiCommand, Page, Task, Watch};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Send again what matches, at a pace; --dry-run counts only, --watch follows it to its end
+    /// Create a replay of matching events; --dry-run only counts, --watch follows it to its end
     Create(Box<New>),
-    /// Replays, newest first
+    /// List replays, newest first
     List {
+        /// Only replays of this tenant
         #[arg(long)]
         tenant: Option<String>,
         #[command(flatten)]
         page: Page,
     },
-    /// One replay and how far it has come; --watch ends with it
+    /// Show a replay and its progress; --watch stops when it ends
     Show {
         id: String,
         #[command(flatten)]
         watch: Watch,
     },
-    /// Make no more of its deliveries. Those made stay
+    /// Cancel a replay. Deliveries that it created stay
     Cancel { id: String },
 }
 
 #[derive(Args)]
 pub(crate) struct New {
-    /// Why it is sent again; kept in the audit log
+    /// Reason for the replay; stored in the audit log
     #[arg(long, required_unless_present = "from_json")]
     reason: Option<String>,
+    /// Only events of this tenant
     #[arg(long)]
     tenant: Option<String>,
+    /// Only deliveries to this endpoint
     #[arg(long, value_name = "ID")]
     endpoint: Option<String>,
-    /// Types or patterns, by commas
+    /// Event types or patterns, separated by commas
     #[arg(long, value_delimiter = ',', value_name = "PATTERN")]
     event_types: Vec<String>,
-    /// delivered, dead, cancelled
+    /// Only deliveries with this status: delivered, dead, cancelled
     #[arg(long, value_delimiter = ',')]
     status: Vec<String>,
-    /// Of deliveries, by commas
+    /// Ids of deliveries, separated by commas
     #[arg(long, value_delimiter = ',', value_name = "ID")]
     ids: Vec<String>,
-    /// Events that match the endpoint now and never had a delivery there
+    /// Events that match the endpoint now and were never delivered there
     #[arg(long)]
     missing: bool,
+    /// Events published at this time or later
     #[arg(long, value_name = "TIME")]
     from: Option<String>,
+    /// Events published before this time
     #[arg(long, value_name = "TIME")]
     to: Option<String>,
+    /// Maximum number of deliveries to create per minute
     #[arg(long, value_name = "N")]
     rate_per_minute: Option<u32>,
-    /// Count only
+    /// Only count; create nothing
     #[arg(long)]
     dry_run: bool,
-    /// The same key makes one replay, however often it is sent
+    /// Idempotency key: the same key creates one replay
     #[arg(long, value_name = "KEY")]
     idempotency_key: Option<String>,
-    /// The whole body: JSON, @file or -; flags beside it win
+    /// The whole body: JSON, @file or -; flags take precedence
     #[arg(long, value_name = "JSON")]
     from_json: Option<String>,
     #[command(flatten)]

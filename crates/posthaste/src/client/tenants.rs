@@ -12,18 +12,18 @@ use super::{IfMatch, quoted};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Tenants, in the order of their ids
+    /// List tenants by id
     List {
         #[command(flatten)]
         page: Page,
     },
-    /// One tenant: its share, its limits, what its endpoints inherit
+    /// Show a tenant: its share, its limits and its endpoints' defaults
     Show {
         id: String,
         #[command(flatten)]
         watch: Watch,
     },
-    /// Make a tenant, or replace all that is said about it
+    /// Create a tenant, or replace its configuration
     Put {
         id: String,
         #[command(flatten)]
@@ -31,7 +31,7 @@ pub(crate) enum Command {
         #[command(flatten)]
         if_match: IfMatch,
     },
-    /// Change what is given
+    /// Change the given fields of a tenant
     Patch {
         id: String,
         #[command(flatten)]
@@ -42,7 +42,7 @@ pub(crate) enum Command {
     /// Delete a tenant with its endpoints and keys
     Delete {
         id: String,
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(long)]
         yes: bool,
         #[command(flatten)]
@@ -52,33 +52,33 @@ pub(crate) enum Command {
 
 #[derive(Args)]
 pub(crate) struct Fields {
-    /// Twice the weight, twice the share
+    /// Weight of the tenant's share of the server's capacity
     #[arg(long)]
     weight: Option<u32>,
-    /// Requests in flight at once, over all its endpoints
+    /// Maximum number of requests in flight over all endpoints
     #[arg(long, value_name = "N")]
     max_in_flight: Option<u32>,
     #[arg(long, value_name = "LIMIT", help = "Over all its endpoints together: PER_MINUTE or PER_MINUTE:BURST")]
     rate_limit: Option<String>,
-    /// How long its events are kept
+    /// How long events are kept
     #[arg(long, value_name = "DAYS")]
     retention_days: Option<u32>,
-    /// What its endpoints inherit: JSON, @file or -
+    /// Defaults for the tenant's endpoints: JSON, @file or -
     #[arg(long, value_name = "JSON")]
     defaults: Option<String>,
-    /// JSON, @file or -
+    /// Limits of the tenant: JSON, @file or -
     #[arg(long, value_name = "JSON")]
     limits: Option<String>,
-    /// JSON, @file or -
+    /// Notification settings: JSON, @file or -
     #[arg(long, value_name = "JSON")]
     notifications: Option<String>,
-    /// NAME=VALUE, several times
+    /// Metadata as NAME=VALUE; may be repeated
     #[arg(long, value_name = "NAME=VALUE")]
     metadata: Vec<String>,
-    /// Fields that go back to their default
+    /// Fields to reset to their default
     #[arg(long, value_name = "FIELD", value_delimiter = ',')]
     inherit: Vec<String>,
-    /// The whole body: JSON, @file or -; flags beside it win
+    /// The whole body: JSON, @file or -; flags take precedence
     #[arg(long, value_name = "JSON")]
     from_json: Option<String>,
 }

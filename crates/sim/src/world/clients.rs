@@ -1,5 +1,4 @@
-//! What people do: they publish, change their minds, call off, hurry, try out, ask for the same again, and ask for things to
-//! be forgotten. And the housekeeping that is done for them.
+//! What clients do: publish, change endpoints, cancel, send now, test, replay and erase. Also the housekeeping.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -52,7 +51,7 @@ pub(super) struct Publishing {
     rows: Vec<usize>,
 }
 
-/// Somebody waits to hear what has become of what they wanted.
+/// A command whose client waits for the outcome.
 #[derive(Debug)]
 pub(super) struct PendingCommand {
     wish: ClientRequest,
@@ -71,7 +70,7 @@ enum ClientRequest {
 }
 
 impl World {
-    /// Somebody publishes an event. Where nobody takes it, it was not accepted.
+    /// A client publishes an event. It is not accepted if no node takes it.
     pub(super) fn publish(&mut self) {
         const TYPES: [&str; 4] = ["order.paid", "order.sent", "alert.fire", "user.made"];
         let Some(publisher) = self.one_that_is_well() else { return };
@@ -263,7 +262,7 @@ impl World {
         self.deliver(node, Input::Committed(fed))
     }
 
-    /// Somebody changes an endpoint. Its owner hears of it within a second.
+    /// A client changes an endpoint. Its owner learns of it within a second.
     pub(super) fn change(&mut self) {
         let endpoint = self.random.random_range(0..self.endpoints.len());
         if self.is_healed || self.endpoints[endpoint].deleted_at.is_some() {
@@ -322,7 +321,7 @@ impl World {
         self.ask(ClientRequest::Apply, endpoint, vec![], Command::Apply { tenant, endpoint: one });
     }
 
-    /// Somebody wants a delivery called off, or a whole event.
+    /// A client cancels a delivery or an event.
     pub(super) fn cancel(&mut self) {
         let Some(number) = self.one_that_waits() else { return };
         let row = &self.store.rows[number];
@@ -338,7 +337,7 @@ impl World {
         self.ask(ClientRequest::Cancel, endpoint, rows, command);
     }
 
-    /// Somebody does not want to wait for a retry, or for a time that was set.
+    /// A client sends a waiting delivery now.
     pub(super) fn send_now(&mut self) {
         let Some(number) = self.one_that_waits() else { return };
         let row = &self.store.rows[number];
@@ -346,7 +345,7 @@ impl World {
         self.ask(ClientRequest::SendNow, row.endpoint, vec![number], command);
     }
 
-    /// Somebody tries an endpoint out.
+    /// A client sends a test to an endpoint.
     pub(super) fn test_send(&mut self) {
         let endpoint = self.random.random_range(0..self.endpoints.len());
         let event = Arc::new(self.event(self.endpoints[endpoint].tenant, EventType::parse("test").expect("valid")));
@@ -382,7 +381,7 @@ impl World {
         self.later(delay, Step::CommandRequest { question, asked });
     }
 
-    /// The owner is asked, if there is one. What nobody takes in time is withdrawn.
+    /// Sends a command to the owner, if there is one. A command that no owner takes in time is withdrawn.
     pub(super) fn asked(&mut self, question: PendingCommand, asked: CommandRequest) -> Result<(), Violation> {
         let Some((node, _)) = self.owner_of(question.endpoint) else { return Ok(()) };
         if self.now.since(question.asked_at) > COMMAND_MAX {
@@ -399,7 +398,7 @@ impl World {
         self.hear_answers()
     }
 
-    /// What those who asked are told has to be true.
+    /// Checks that the outcome of a command is true.
     pub(super) fn hear_answers(&mut self) -> Result<(), Violation> {
         let mut waiting = Vec::new();
         for mut question in std::mem::take(&mut self.questions) {
@@ -442,7 +441,7 @@ impl World {
                 self.visit("edge", "cancel refused because it has ended");
             }
             (ClientRequest::Cancel | ClientRequest::SendNow, CommandOutcome::InFlight) => {
-                self.visit("edge", "cancel refused in flight")
+                self.visit("edge", "cancel refused in flight");
             }
             (ClientRequest::Test, CommandOutcome::NotBefore(_)) => self.visit("edge", "test-send refused"),
             (ClientRequest::Test, CommandOutcome::Tested(_)) => self.visit("edge", "test-send answered"),
@@ -476,7 +475,7 @@ impl World {
         Ok(())
     }
 
-    /// Somebody wants a payload forgotten. Its history stays.
+    /// A client erases a payload. The history stays.
     pub(super) fn erase(&mut self) {
         let Some(number) = self.one_that_waits() else { return };
         self.visit("edge", "payload erased");
@@ -485,7 +484,7 @@ impl World {
         }
     }
 
-    /// Somebody asks for what has ended at an endpoint to be sent again.
+    /// A client replays the deliveries of an endpoint that have ended.
     pub(super) fn replay(&mut self) {
         let endpoint = self.random.random_range(0..self.endpoints.len());
         let rows: VecDeque<usize> = (0..self.store.rows.len())

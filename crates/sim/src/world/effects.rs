@@ -1,4 +1,4 @@
-//! What owners want done, carried out by the engine's own executor against a store that fails.
+//! Carries out the effects of owners, with the engine's own executor, against a store that fails.
 //!
 //! Each call has two moments: at one the store sees it, at a later one the node hears of it. In between the node can die; the
 //! store can fail before it has written anything, or after; calls of different effects overtake each other.
@@ -37,7 +37,7 @@ pub(super) struct Running {
     pub(super) execution: Execution,
 }
 
-/// Deliveries whose turn has come and that are not sent yet: something has to be read or written first.
+/// Deliveries that are scheduled and not sent yet: something has to be read or written first.
 fn begun(effect: &Effect) -> Vec<PendingSend> {
     match effect {
         Effect::ReadBodies { wanted, .. } => wanted.clone(),
@@ -75,7 +75,7 @@ pub(super) fn turns(effect: &Effect) -> Vec<usize> {
 }
 
 impl World {
-    /// Something happens to an owner, and it does what it wants to do about it.
+    /// Gives an owner an input and carries out the effects.
     pub(super) fn deliver(&mut self, node: usize, input: Input) -> Result<(), Violation> {
         self.deliver_to_member(node, self.nodes[node].member, input)
     }
@@ -228,7 +228,7 @@ impl World {
         self.pump(node)
     }
 
-    /// Begins everything that an owner wants done now.
+    /// Starts all effects that an owner has now.
     pub(super) fn perform_all(&mut self, node: usize, effects: Vec<Effect>) -> Result<(), Violation> {
         let (incarnation, member) = (self.nodes[node].incarnation, self.nodes[node].member);
         for wanted in effects.iter().flat_map(begun).collect::<Vec<_>>() {

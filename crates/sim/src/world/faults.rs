@@ -1,4 +1,4 @@
-//! What happens to nodes: they die, freeze, wake up to find that others have taken over, and hand over when they are well.
+//! Faults of nodes and of the store: nodes die, freeze, wake up after others took over, stop and hand over.
 
 use std::time::Duration;
 
@@ -91,7 +91,7 @@ impl World {
         dead.stops_by = None;
     }
 
-    /// Somebody tells a node to stop. It finishes what it has begun, if that does not take too long.
+    /// A node is told to stop. It finishes what it began, if that does not take too long.
     pub(super) fn stop(&mut self) -> Result<(), Violation> {
         let node = self.random.random_range(0..self.nodes.len());
         if !self.is_well(node) || self.is_healed {
@@ -251,7 +251,7 @@ impl World {
         self.deliver(from, Input::GiveUp(vec![partition]))
     }
 
-    /// The store answers nobody for a while.
+    /// The store does not answer for a while.
     pub(super) fn outage(&mut self) {
         // Some outlast every lease.
         let most = [3_000, 3_000, 12_000][self.random.random_range(0..3usize)];

@@ -669,7 +669,7 @@ impl World {
             Step::Repair { endpoint } => self.repair(endpoint),
             Step::Arrives { node, incarnation, member, input } => self.arrives(node, incarnation, member, *input)?,
             Step::Answer { incarnation, hit, generation, send, outcome } => {
-                self.answer(incarnation, hit, generation, send, outcome)?
+                self.answer(incarnation, hit, generation, send, outcome)?;
             }
             Step::Change => self.change(),
             Step::ConfigurationMoves { node } => self.deliver(node, Input::ConfigurationChanged)?,

@@ -1,7 +1,7 @@
-//! `LISTEN`: a connection of its own on which the server says that there is something to look at.
+//! `LISTEN`: a separate connection on which the database announces changes.
 //!
-//! It is opened when somebody first wants it. While it is down nobody waits for it: whoever looks does so by themselves now and
-//! then, and sooner when told.
+//! The connection is opened on first use. Readers also poll, so they do not depend on it: a notification only makes them look
+//! sooner.
 
 use std::future::poll_fn;
 use std::pin::pin;

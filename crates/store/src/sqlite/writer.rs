@@ -35,8 +35,8 @@ const GROUP_CALLERS_MAX: usize = 512;
 const GROUP_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Callers in one group that show that many write at once.
 const CROWD_CALLERS: usize = 8;
-/// In a crowd a group waits until as many have come as were in one of the last two, or so many, or for so long. Those who were answered just
-/// now are about to come back, and every flush, and every page that is written to the log again and again, is shared by more of them.
+/// Under load, a group waits for as many callers as the larger of the last two groups had, capped at this many callers and this long.
+/// Callers that were just answered are about to come back, and more of them share each flush and each page of the log.
 const GATHERED_CALLERS: usize = 64;
 const GATHERING_MAX: Duration = Duration::from_millis(1);
 const GATHERING_STEP: Duration = Duration::from_micros(150);
@@ -46,7 +46,7 @@ const FRAME_BYTES: usize = 4096 + 24;
 const LOG_BYTES_STEP: usize = 8 * 1024 * 1024;
 /// From here on the writer itself sees to it that the log begins anew.
 const LOG_BYTES_HIGH: usize = 64 * 1024 * 1024;
-/// How long whoever waits for a commit in doubt is kept waiting.
+/// How long callers wait while a commit is in doubt.
 const DOUBT_MAX: Duration = Duration::from_secs(3);
 
 #[derive(Debug)]
@@ -56,7 +56,7 @@ pub(super) struct Writer {
     waiting_bytes_max: usize,
 }
 
-/// What waits for the next group.
+/// Jobs that wait for the next group.
 #[derive(Default, Debug)]
 struct PendingJobs {
     callers: AtomicUsize,
@@ -124,13 +124,13 @@ impl Deref for GroupContext<'_> {
     }
 }
 
-/// What has become of a group.
+/// The outcome of a group's commit.
 #[derive(Clone, Debug)]
 enum GroupOutcome {
     Committed,
-    /// Nothing of it was written, and why.
+    /// Nothing was written, and why.
     NotWritten(String),
-    /// Nobody can say yet, and whoever waits has waited long enough.
+    /// Not known yet, and the callers have waited long enough.
     InDoubt,
 }
 
@@ -141,7 +141,7 @@ pub(super) struct State {
     catalogue: Option<u64>,
     pub(super) numbers: RowNumbers,
     pub(super) epoch: Epoch,
-    /// What the group has made, told once it is committed.
+    /// The deliveries of the group, sent to the feed once it is committed.
     pub(super) fed: Vec<CommittedDelivery>,
     pub(super) is_fed: bool,
     /// The attempts that the group has recorded, as they are noted for counting.
@@ -205,7 +205,7 @@ impl<T: Send, V: FnMut(&GroupContext<'_>, &mut State) -> Result<T, Error> + Send
     }
 }
 
-/// Where everything is, and what is done with it between two groups.
+/// What the writer needs besides its connection.
 pub(super) struct WriterContext {
     pub(super) path: PathBuf,
     pub(super) marker: File,
@@ -457,8 +457,8 @@ impl Loop {
         self.state.forget();
     }
 
-    /// Opens the database anew, flushes it, and tells whether this commit is in it. Until that works, whoever wants to
-    /// write hears that it is impossible, and after a while whoever waits for this commit hears that it is not known.
+    /// Opens the database again, flushes it, and returns whether this commit is in it. Until that works, new writes are refused,
+    /// and after a while the callers of this commit receive `CommitInDoubt`.
     fn resolve_commit_in_doubt(&mut self, number: i64, group: &mut Vec<Box<dyn Job>>, inbox: &mpsc::Receiver<Message>) -> bool {
         let mut pause = Duration::from_millis(50);
         let told_at = Instant::now() + DOUBT_MAX;
