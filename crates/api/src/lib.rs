@@ -24,6 +24,7 @@ mod failures;
 mod filters;
 mod given;
 mod health;
+mod hold;
 mod keys;
 mod known;
 mod metrics;
@@ -178,6 +179,7 @@ struct Shared {
     uses: Uses,
     budget: Budget,
     readiness: Readiness,
+    hold: hold::Remembered,
     backlogs: backlog::Counted,
     streams: Arc<streams::Streams>,
     /// Requests that met a bug of ours.
@@ -215,6 +217,7 @@ pub fn router(store: Arc<dyn Store>, options: Options, admin_key: &str) -> Route
         uses: Uses::default(),
         budget: Budget::new(options.bodies_bytes_max),
         readiness: Readiness::new(Arc::clone(&store), options.metrics.clone(), false),
+        hold: hold::Remembered::default(),
         backlogs: backlog::Counted::default(),
         streams: streams::Streams::new(options.streams_max),
         panics,

@@ -11,7 +11,7 @@ use posthaste_core::time::Timestamp;
 use posthaste_store::{
     Answer, Applied, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command, Commanded,
     Commands, Configured, DeliveryQuery, DeliveryRow, EndSessions, EndpointQuery, EndpointVersion, Error, EventQuery, EventRow,
-    Feed, GivenUp, HandedOver, Housekeeping, Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NewSession,
+    Feed, GivenUp, HandedOver, Hold, Housekeeping, Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay, NewSession,
     NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordedAs, Refusal, ReplayCount, ReplayFilter, ReplayRow,
     SealedValues, SessionQuery, StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredSession, StoredTenant, Swept,
     SweptAway, TakenUp, WindowAsked, WindowRows,
@@ -176,6 +176,9 @@ impl Store for FaultyStore {
         claim(node: NodeId, share: usize) -> Result<Claimed, Refusal>;
         hand_over(node: NodeId, given_up: GivenUp, in_flight: Vec<HandedOver>) -> ();
         nodes() -> Vec<NodeId>;
+        hold() -> Option<Hold>;
+        set_hold() -> ();
+        release_hold(audit: Audit) -> bool;
         close() -> ();
     }
 }

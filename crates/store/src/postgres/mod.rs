@@ -10,6 +10,7 @@ mod connection;
 mod events;
 mod examination;
 mod history;
+mod hold;
 mod housekeeping;
 mod in_flight;
 mod lanes;
@@ -236,7 +237,7 @@ mod verbs {
     use crate::{
         Answer, Applied, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command,
         Commanded, Commands, Configured, DeliveryQuery, DeliveryRow, EndSessions, EndpointQuery, EndpointVersion, EventQuery,
-        EventRow, GivenUp, HandedOver, Housekeeping, Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay,
+        EventRow, GivenUp, HandedOver, Hold, Housekeeping, Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay,
         NewSession, NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordedAs, Refusal, ReplayCount,
         ReplayFilter, ReplayRow, SealedValues, SessionQuery, StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredSession,
         StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
@@ -344,6 +345,9 @@ mod verbs {
             claim(node: NodeId, share: usize) -> Result<Claimed, Refusal>;
             hand_over(node: NodeId, given_up: GivenUp, in_flight: Vec<HandedOver>) -> ();
             handed_over_left(deliveries: Vec<Seq>) -> Vec<Seq>;
+            hold() -> Option<Hold>;
+            set_hold() -> ();
+            release_hold(audit: Audit) -> bool;
             nodes() -> Vec<NodeId>;
         }
     }

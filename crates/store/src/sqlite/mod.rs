@@ -1,6 +1,7 @@
 //! SQLite: one file in the data directory, one thread that writes, readers beside it, one process.
 
 mod backlog;
+mod backup;
 mod clock;
 mod cluster;
 mod configuration;
@@ -8,6 +9,7 @@ mod events;
 mod examination;
 mod file;
 mod history;
+mod hold;
 mod housekeeping;
 mod lanes;
 mod migrations;
@@ -38,6 +40,7 @@ use crate::commands::Commander;
 use crate::feed::{Feed, Feeder};
 use crate::routing::Routings;
 use crate::{Epoch, Error, LaneShown, NodeId, Options};
+pub use backup::CopyContents;
 use row_numbers::RowNumbers;
 use writer::{Surroundings, Turn, Writer};
 
@@ -240,7 +243,7 @@ mod verbs {
     use crate::{
         Answer, Applied, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, Claimed, ClockStatus, Command,
         Commanded, Commands, Configured, DeliveryQuery, DeliveryRow, EndSessions, EndpointQuery, EndpointVersion, EventQuery,
-        EventRow, GivenUp, HandedOver, Housekeeping, Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay,
+        EventRow, GivenUp, HandedOver, Hold, Housekeeping, Key, KeyHash, LaneShown, LaneState, MadeAfter, NewEvent, NewReplay,
         NewSession, NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordedAs, Refusal, ReplayCount,
         ReplayFilter, ReplayRow, SealedValues, SessionQuery, StatisticsQuery, StatisticsStep, Store, StoredEndpoint, StoredSession,
         StoredTenant, Swept, SweptAway, TakenUp, WindowAsked, WindowRows,
@@ -361,6 +364,9 @@ mod verbs {
             claim(node: NodeId, share: usize) -> Result<Claimed, Refusal>;
             hand_over(node: NodeId, given_up: GivenUp, in_flight: Vec<HandedOver>) -> ();
             handed_over_left(deliveries: Vec<Seq>) -> Vec<Seq>;
+            hold() -> Option<Hold>;
+            set_hold() -> ();
+            release_hold(audit: Audit) -> bool;
             close() -> ();
         }
     }
