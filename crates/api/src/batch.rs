@@ -20,7 +20,7 @@ use utoipa::ToSchema;
 
 use crate::body::MediaType;
 use crate::call::{Call, answer};
-use crate::events::{Published, READ_IN_PLACE_BYTES_MAX, accept, check_tenant, commit};
+use crate::events::{Published, READ_IN_PLACE_BYTES_MAX, accept, check_tenant, commit, warn};
 use crate::problem::Problem;
 use crate::traced::{self, PublishTrace};
 
@@ -96,7 +96,15 @@ pub(crate) async fn publish(mut call: Call) -> Result<Response, Problem> {
         }
     }
     group.commit(&call, began, &mut results).await?;
-    let results: Vec<BatchResult> = results.into_iter().map(|result| result.expect("committed or refused")).collect();
+    let mut results: Vec<BatchResult> = results.into_iter().map(|result| result.expect("committed or refused")).collect();
+    let mut published = Vec::new();
+    for result in &mut results {
+        match result {
+            BatchResult::Published(one) => published.push(one),
+            BatchResult::Refused(_) => {}
+        }
+    }
+    warn(&call.app, published).await;
     let count = |wanted: fn(&BatchResult) -> bool| results.iter().filter(|result| wanted(result)).count();
     let batch = BatchAnswer {
         accepted: count(|result| matches!(result, BatchResult::Published(published) if !published.duplicate)),

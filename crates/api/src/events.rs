@@ -1,9 +1,10 @@
 //! `/v1/events`: something happened.
 //!
 //! Publishing is the one path that has to be fast: the envelope is parsed once, `data` stays the bytes that came in, and
-//! nothing is read from the store that is not in memory.
+//! nothing is read from the store that is not in memory, unless the event goes to no one (`warn`).
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use axum::response::Response;
@@ -17,7 +18,7 @@ use posthaste_core::trace::TraceContext;
 use posthaste_store::catalogue::Catalogue;
 use posthaste_store::computing;
 use posthaste_store::{
-    Command, CommandOutcome, Cursor, DeliveryQuery, Draft, DuplicateBy, Error, EventQuery, EventRow, NewEvent, Page,
+    Command, CommandOutcome, Cursor, DeliveryQuery, Draft, DuplicateBy, EndpointQuery, Error, EventQuery, EventRow, NewEvent, Page,
     Published as Stored, StatusFilter, partition_of,
 };
 use serde::{Deserialize, Serialize};
@@ -84,6 +85,8 @@ pub(crate) struct Published {
     /// It was published before; this is the first one.
     pub(crate) duplicate: bool,
     deliveries: u32,
+    /// What may be a mistake although the event was stored, such as a tenant without endpoints.
+    warnings: Vec<String>,
 }
 
 /// An event as it is read.
@@ -139,7 +142,8 @@ pub(crate) async fn publish(call: Call) -> Result<Response, Problem> {
     check_tenant(&call.app, &new.event.tenant).await?;
     let event = Arc::clone(&new.event);
     let stored = commit(&call.app, vec![new], began).await?.pop().expect("one answer for one event");
-    let published = Published::show(&event, stored)?;
+    let mut published = Published::show(&event, stored)?;
+    warn(&call.app, vec![&mut published]).await;
     let status = if published.duplicate { StatusCode::OK } else { StatusCode::ACCEPTED };
     Ok(answer(status, &published))
 }
@@ -200,6 +204,26 @@ pub(crate) async fn check_tenant(app: &App, tenant: &TenantId) -> Result<(), Pro
     Ok(posthaste_store::check_tenant(app.store.as_ref(), app.options.strict_tenants, tenant).await??)
 }
 
+/// Says where an event has nobody to go to because its tenant has no endpoints, as after a typo in the tenant's name. The events are
+/// stored: a store that does not answer now is no failure.
+pub(crate) async fn warn(app: &App, published: Vec<&mut Published>) {
+    let mut has_endpoints: HashMap<String, bool> = HashMap::new();
+    for published in published.into_iter().filter(|published| published.deliveries == 0 && !published.duplicate) {
+        if !has_endpoints.contains_key(&published.tenant) {
+            let Ok(tenant) = TenantId::parse(&published.tenant) else { continue };
+            let query = EndpointQuery { tenant: Some(tenant), limit: 1, ..EndpointQuery::default() };
+            let is_there = app.store.endpoints(query).await.map_or(true, |found| !found.is_empty());
+            has_endpoints.insert(published.tenant.clone(), is_there);
+        }
+        if !has_endpoints[&published.tenant] {
+            published.warnings.push(format!(
+                "The tenant `{}` has no endpoints, so no one receives this event. Is the name of the tenant right?",
+                published.tenant
+            ));
+        }
+    }
+}
+
 impl Published {
     pub(crate) fn show(event: &Event, stored: Stored) -> Result<Published, Problem> {
         let shown = |id: &EventId, event_type: &EventType, timestamp: Timestamp, duplicate, deliveries| Published {
@@ -209,6 +233,7 @@ impl Published {
             timestamp: timestamp.to_rfc3339(),
             duplicate,
             deliveries,
+            warnings: vec![],
         };
         match stored {
             Stored::Made { deliveries } => Ok(shown(&event.id, &event.event_type, event.timestamp, false, deliveries)),

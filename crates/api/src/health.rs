@@ -95,12 +95,20 @@ pub struct Readiness {
     is_for_delivering_alone: bool,
     pub(crate) publishing: Publishing,
     sealed: Mutex<Option<(Instant, SealedValues)>>,
+    hold: crate::hold::Remembered,
 }
 
 impl Readiness {
     /// `is_for_delivering_alone`: a node that does nothing else is not ready while it cannot deliver.
     pub fn new(store: Arc<dyn Store>, metrics: Option<Metrics>, is_for_delivering_alone: bool) -> Readiness {
-        Readiness { store, metrics, is_for_delivering_alone, publishing: Publishing::default(), sealed: Mutex::default() }
+        Readiness {
+            store,
+            metrics,
+            is_for_delivering_alone,
+            publishing: Publishing::default(),
+            sealed: Mutex::default(),
+            hold: crate::hold::Remembered::default(),
+        }
     }
 
     /// The answer of `/readyz`.
@@ -133,6 +141,13 @@ impl Readiness {
             return Err(Problem::unavailable(stall.in_words()));
         }
         let mut warnings: Vec<String> = stalled.map(|stall| stall.in_words().to_owned()).into_iter().collect();
+        let held = tokio::time::timeout(READY_WITHIN, self.hold.look(self.store.as_ref())).await;
+        if let Ok(Ok(Some(hold))) = held {
+            warnings.push(format!(
+                "all deliveries are held: {} wait until an operator releases them with `posthaste hold release`",
+                hold.waiting
+            ));
+        }
         if clock.suspicion.is_some() {
             warnings.push("the clock of this machine has jumped ahead and is not believed".to_owned());
         }

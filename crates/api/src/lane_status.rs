@@ -18,9 +18,9 @@ use posthaste_store::{LaneSnapshot, LaneState, StatisticsQuery};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::App;
 use crate::deliveries::readable;
 use crate::problem::Problem;
+use crate::{App, hold};
 
 /// The time that a health score looks back over.
 const SCORE_OVER: Duration = Duration::from_hours(1);
@@ -115,12 +115,20 @@ pub(crate) async fn lanes(app: &App, endpoints: Vec<EndpointId>) -> Result<HashM
         return Ok(HashMap::new());
     }
     let mut lanes = app.store.lane_snapshots(endpoints.clone()).await?;
+    let is_held = app.hold.look(app.store.as_ref()).await?.is_some();
     // After a restart nothing is shown until there is traffic. What was learned before is stored.
     let shown: HashSet<EndpointId> = lanes.iter().map(|lane| lane.endpoint).collect();
     let now = app.store.now();
     for endpoint in endpoints.into_iter().filter(|endpoint| !shown.contains(endpoint)) {
         if let Some(LaneState { memory, timeout, .. }) = readable(app.store.lane(endpoint).await)?.flatten() {
             lanes.push(LaneSnapshot { memory, timeout, ..LaneSnapshot::unknown(endpoint, now) });
+        } else if is_held {
+            lanes.push(LaneSnapshot::unknown(endpoint, now));
+        }
+    }
+    if is_held {
+        for lane in &mut lanes {
+            lane.blocked = Some(hold::HELD.to_owned());
         }
     }
     Ok(lanes.into_iter().map(|lane| (lane.endpoint, LaneStatus { lane: Some(lane), ..LaneStatus::default() })).collect())

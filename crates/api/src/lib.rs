@@ -26,6 +26,7 @@ mod filters;
 #[cfg(test)]
 mod fuzz;
 mod health;
+mod hold;
 mod keys;
 mod lane_status;
 mod metrics;
@@ -180,6 +181,7 @@ struct Shared {
     uses: Uses,
     budget: Budget,
     readiness: Readiness,
+    hold: hold::Remembered,
     backlogs: backlog::BacklogCache,
     streams: Arc<streams::Streams>,
     /// Requests that met a bug of ours.
@@ -217,6 +219,7 @@ pub fn router(store: Arc<dyn Store>, options: Options, admin_key: &str) -> Route
         uses: Uses::default(),
         budget: Budget::new(options.bodies_bytes_max),
         readiness: Readiness::new(Arc::clone(&store), options.metrics.clone(), false),
+        hold: hold::Remembered::default(),
         backlogs: backlog::BacklogCache::default(),
         streams: streams::Streams::new(options.streams_max),
         panics,

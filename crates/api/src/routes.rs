@@ -28,7 +28,7 @@ use crate::query::{
 };
 use crate::{
     App, audit, batch, cluster, dashboard, dead_letters, deliveries, docs, endpoint_verbs, endpoints, event_types, events, filters,
-    framed, health, keys, metrics, portal, replays, sessions, statistics, stream, tenants,
+    framed, health, hold, keys, metrics, portal, replays, sessions, statistics, stream, tenants,
 };
 
 type Answered = Pin<Box<dyn Future<Output = Result<Response, Problem>> + Send>>;
@@ -514,6 +514,12 @@ pub(crate) fn table() -> Vec<Route> {
         get("/v1/cluster", "readCluster", Access::ServerWide(Read), cluster::read)
             .says("The nodes that are alive.")
             .gives::<cluster::ClusterView>(200, "The cluster."),
+        get("/v1/hold", "readHold", Access::ServerWide(Read), hold::read)
+            .says("Whether all deliveries are held, as after `restore --hold` or with `serve --hold`, and how many wait.")
+            .gives::<hold::HoldView>(200, "The hold."),
+        post("/v1/hold/release", "releaseHold", Access::ServerWide(Admin), hold::release)
+            .says("Release all deliveries: every node starts to deliver within two seconds. May be repeated.")
+            .gives::<hold::HoldView>(200, "The hold, which has ended."),
         // For machines and people, without a key.
         get("/healthz", "isAlive", Access::Anybody, health::alive)
             .says("Whether the process is alive.")

@@ -104,6 +104,17 @@ pub(crate) fn existing_master_key(data_dir: &Path) -> anyhow::Result<Option<Mast
     MasterKey::from_base64(&text).map(Some).map_err(|error| anyhow!("{} is not usable: {error}", path.display()))
 }
 
+/// The keys in a directory, as far as they are there. Nothing is made.
+// No `Debug`: they are keys.
+pub(crate) struct ExistingKeys {
+    pub(crate) master: Option<MasterKey>,
+    pub(crate) admin: Option<SecretText>,
+}
+
+pub(crate) fn existing_keys(data_dir: &Path) -> anyhow::Result<ExistingKeys> {
+    Ok(ExistingKeys { master: existing_master_key(data_dir)?, admin: read(&data_dir.join(ADMIN_KEY))?.map(SecretText) })
+}
+
 /// Whose bits of a file's mode say that somebody else can read or change it.
 const OTHERS: u32 = 0o077;
 

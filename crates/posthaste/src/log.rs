@@ -43,6 +43,7 @@ pub(crate) struct Logs {
     /// `None` before it has started, or where somebody else says what is logged.
     levels: Option<Levels>,
     sender: SyncSender<Message>,
+    format: LogFormat,
     /// Not yet told of in a line.
     dropped: Arc<AtomicU64>,
     dropped_in_all: Arc<AtomicU64>,
@@ -51,7 +52,7 @@ pub(crate) struct Logs {
 impl Logs {
     /// Starts to log. `levels` was checked when it was read.
     pub(crate) fn start(levels: &str, format: LogFormat) -> Logs {
-        let (mut logs, receiver) = Logs::new();
+        let (mut logs, receiver) = Logs::new(format);
         let dropped = Arc::clone(&logs.dropped);
         std::thread::Builder::new()
             .name("logs".to_owned())
@@ -71,14 +72,19 @@ impl Logs {
         logs
     }
 
-    fn new() -> (Logs, Receiver<Message>) {
+    fn new(format: LogFormat) -> (Logs, Receiver<Message>) {
         let (sender, receiver) = sync_channel(LINES_WAITING_MAX);
-        (Logs { levels: None, sender, dropped: Arc::default(), dropped_in_all: Arc::default() }, receiver)
+        (Logs { levels: None, sender, format, dropped: Arc::default(), dropped_in_all: Arc::default() }, receiver)
     }
 
     /// A line for the person who has started the process, whatever is logged.
     pub(crate) fn say(&self, line: &str) {
-        self.send(format!("{}\n", without_control_characters(line)));
+        self.send(spoken(self.format, "INFO", line));
+    }
+
+    /// What ends the process, whatever is logged.
+    pub(crate) fn complain(&self, line: &str) {
+        self.send(spoken(self.format, "ERROR", line));
     }
 
     fn send(&self, line: String) {
@@ -105,6 +111,14 @@ impl Logs {
         if self.sender.try_send(Message::Flush(done)).is_ok() {
             let _ = is_done.recv_timeout(FLUSH_MAX);
         }
+    }
+}
+
+/// A line of our own, outside of what is logged: for people as it is, and as JSON like any other.
+pub(crate) fn spoken(format: LogFormat, level: &str, words: &str) -> String {
+    match format {
+        LogFormat::Human => format!("{}\n", without_control_characters(words)),
+        LogFormat::Json => line(format, level, "posthaste", words.trim_start_matches("posthaste: "), &Map::new()),
     }
 }
 
@@ -339,7 +353,7 @@ mod tests {
 
     #[test]
     fn f41_a_blocked_sink_holds_nobody_up_and_what_it_cost_is_told() {
-        let (logs, receiver) = Logs::new();
+        let (logs, receiver) = Logs::new(LogFormat::Human);
         for n in 0..LINES_WAITING_MAX + 5 {
             logs.say(&format!("line {n}"));
         }

@@ -1,6 +1,7 @@
 //! The binary: settings, wiring, commands.
 
 mod accept;
+mod backup;
 mod bench;
 mod client;
 mod demo;
@@ -8,6 +9,8 @@ mod descriptors;
 mod doctor;
 mod framing;
 mod guarded;
+mod health;
+mod hold;
 mod keys;
 mod log;
 mod outbox;
@@ -55,6 +58,14 @@ enum Command {
     /// `serve` does the same when it starts. Takes the flags of `serve` and reads the same variables and file.
     #[command(mut_arg("print_config", |arg| arg.hide(true)))]
     Migrate(Box<Flags>),
+    /// Back up the data directory of a server with SQLite, also while it runs, and verify backups
+    Backup(backup::BackupCommand),
+    /// Restore a backup into an empty data directory
+    Restore(backup::Restore),
+    /// Ask a server whether it is ready; exit code 0 if it is
+    ///
+    /// For health checks of containers. Asks the server of this machine, as its settings have it, or the one that --url names.
+    Health(health::HealthCheck),
     /// Install, remove or inspect the outbox in an application's database
     Outbox(outbox::OutboxCommand),
     /// Check the installation and suggest fixes (read-only; safe while the server runs)
@@ -91,6 +102,9 @@ fn main() -> ExitCode {
             log_quietly();
             ended(runtime().and_then(|runtime| runtime.block_on(outbox::run(&command))))
         }
+        Command::Backup(command) => ended(backup::run(&command)),
+        Command::Restore(restore) => ended(backup::restore(&restore)),
+        Command::Health(check) => health::run(&check),
         Command::Doctor(doctor) => doctor::run(&doctor),
         Command::Client(command) => client::run(*command),
         Command::Verify(verify) => client::verify(&verify),
@@ -112,7 +126,8 @@ fn serve(flags: &Flags) -> ExitCode {
     let settings = match Settings::load(flags) {
         Ok(settings) => settings,
         Err(mistakes) => {
-            eprintln!("{mistakes}");
+            let format = Settings::load_what_can_be(flags).0.log_format;
+            mistakes.to_string().lines().for_each(|mistake| eprint!("{}", log::spoken(format, "ERROR", mistake)));
             // As after a flag that there is not.
             return ExitCode::from(2);
         }
@@ -123,8 +138,11 @@ fn serve(flags: &Flags) -> ExitCode {
     }
     let logs = Logs::start(&settings.log, settings.log_format);
     let result = runtime().and_then(|runtime| runtime.block_on(serve::run(settings, &logs, || Settings::load(flags))));
+    if let Err(error) = &result {
+        logs.complain(&format!("posthaste: {error:#}"));
+    }
     logs.flush();
-    ended(result)
+    if result.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn migrate(flags: &Flags) -> ExitCode {

@@ -34,6 +34,7 @@ use tokio::task::JoinHandle;
 
 use crate::accept;
 use crate::descriptors;
+use crate::hold;
 use crate::keys::{ADMIN_KEY, DataDirectory};
 use crate::log::{Logs, without_control_characters};
 use crate::settings::{Mistakes, Role, Settings};
@@ -162,6 +163,13 @@ impl Server {
             let _ = store.close().await;
             return Err(error);
         }
+        let is_held = match hold::begin(store.as_ref(), settings.hold).await {
+            Ok(is_held) => is_held,
+            Err(error) => {
+                let _ = store.close().await;
+                return Err(plainly(error));
+            }
+        };
         let listening = async {
             let metrics_listener = match settings.metrics_listen {
                 Some(address) => Some(listen(address, "--metrics-listen")?),
@@ -224,7 +232,16 @@ impl Server {
                 stopping.await;
             }));
             let engine = posthaste_engine::run(Arc::clone(&store), client, options, told(stopped.clone()));
-            tasks.push(tokio::spawn(engine));
+            if is_held {
+                let released = hold::released(Arc::clone(&store), told(stopped.clone()));
+                tasks.push(tokio::spawn(async move {
+                    released.await;
+                    // After a stop it ends at once.
+                    engine.await;
+                }));
+            } else {
+                tasks.push(tokio::spawn(engine));
+            }
         }
         if let Some(options) = relay {
             let options = posthaste_relay::Options { metrics: metrics.clone(), traces: traces.clone(), ..options };
@@ -655,7 +672,7 @@ fn listen(address: SocketAddr, flag: &str) -> anyhow::Result<TcpListener> {
 }
 
 /// One line, whatever the cause has to say.
-fn plainly(error: impl Display) -> anyhow::Error {
+pub(crate) fn plainly(error: impl Display) -> anyhow::Error {
     anyhow!("{}", without_control_characters(&error.to_string()))
 }
 

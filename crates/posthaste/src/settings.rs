@@ -69,6 +69,7 @@ settings! {
         data_dir: PathBuf = path(), "./posthaste-data", "Where the database and the keys are kept";
         database_url: Option<SecretText> = optional(database_address()), "", "PostgreSQL, for many nodes; SQLite in the data directory unless set";
         role: Vec<Role> = list(one_of(&ROLES)), "all", "What this process does: all, or some of api, deliver, relay (with PostgreSQL)";
+        hold: bool = boolean(), "false", "Deliver nothing until an operator says `posthaste hold release`; the API works and events are stored";
         outbox: Option<SecretText> = optional(database_address()), "", "The application's database whose outbox is relayed; looked for in `database_url` unless set";
         connections_max: usize = number(16, 1_000_000), "4096", "Open connections to the API; further callers are told to come back";
         connections_per_address_max: usize = number(1, 1_000_000), "1024", "Open connections from one client address, or from one IPv6 network of 64 bits";
@@ -400,6 +401,11 @@ impl Settings {
 /// What a command that is not the server logs: little, unless it is asked for.
 pub(crate) fn log_levels_of_commands() -> String {
     std::env::var("POSTHASTE_LOG").ok().filter(|levels| !levels.is_empty()).unwrap_or_else(|| "error".to_owned())
+}
+
+/// What encrypts the keys in a backup, where no file was named.
+pub(crate) fn backup_passphrase() -> Option<String> {
+    std::env::var(source::BACKUP_PASSPHRASE).ok().filter(|passphrase| !passphrase.is_empty())
 }
 
 /// What a command that is a client of the API goes by, where no flag says otherwise.

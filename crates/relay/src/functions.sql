@@ -10,11 +10,16 @@ CREATE OR REPLACE FUNCTION {schema}.posthaste_publish(
   expires_at      timestamptz DEFAULT NULL,
   occurred_at     timestamptz DEFAULT NULL,
   id              uuid        DEFAULT NULL
-) RETURNS uuid LANGUAGE sql VOLATILE AS $posthaste$
-  INSERT INTO {schema}.posthaste_outbox AS o
+) RETURNS uuid LANGUAGE plpgsql VOLATILE AS $posthaste$
+DECLARE
+  -- Not with RETURNING, which needs permission to read the table: an application has INSERT alone.
+  new_id uuid := coalesce($10, pg_catalog.gen_random_uuid());
+BEGIN
+  INSERT INTO {schema}.posthaste_outbox
     (id, tenant, type, version, data, idempotency_key, ordering_key, deliver_at, expires_at, occurred_at)
-  VALUES (coalesce($10, gen_random_uuid()), $3, $1, $4, $2, $5, $6, $7, $8, $9)
-  RETURNING o.id
+  VALUES (new_id, $3, $1, $4, $2, $5, $6, $7, $8, $9);
+  RETURN new_id;
+END
 $posthaste$;
 
 -- Wakes relays once the transaction is committed, also after a plain INSERT. Many rows are one word.

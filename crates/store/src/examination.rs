@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{Keyring, SealedValues};
+use crate::{Hold, Keyring, SealedValues};
 
 /// Endpoints whose URLs are looked at: some ten megabytes.
 pub(crate) const ENDPOINTS_MAX: usize = 100_000;
@@ -22,6 +22,8 @@ pub struct Examined {
     pub clock_jumped_by: Option<Duration>,
     /// A server was killed, and what it wrote last is in a log that is read by the next: what is told here may be older.
     pub has_unread_log: bool,
+    /// The hold on all deliveries, if there is one.
+    pub hold: Option<Hold>,
     /// Of the endpoints that take events, at most `ENDPOINTS_MAX` of them.
     pub endpoint_urls: Vec<String>,
     pub troubles: Vec<String>,

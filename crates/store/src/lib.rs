@@ -23,6 +23,7 @@ mod endpoint_versions;
 mod examination;
 mod feed;
 mod history;
+mod hold;
 mod housekeeping;
 mod migrations;
 mod options;
@@ -65,6 +66,7 @@ pub use endpoint_versions::EndpointVersion;
 pub use examination::{Examined, MasterKeyFit, Schema};
 pub use feed::{CommittedDelivery, Feed};
 pub use history::{Cursor, DeliveryQuery, DeliveryRow, EventQuery, EventRow, Page, RowsAfter, StatusFilter};
+pub use hold::{HELD_COUNT_MAX, Hold};
 pub use housekeeping::{CleanupStep, Housekeeping, Overdue, OverdueReason};
 pub use migrations::SCHEMA_VERSION;
 pub use options::Options;
@@ -75,7 +77,7 @@ pub use sealed::{Keyring, MasterKey, MasterKeyError, SealedValues};
 pub use sessions::{
     EndSessions, NewSession, PortalPermissions, SESSIONS_MAX, SessionAccess, SessionMaker, SessionQuery, StoredSession,
 };
-pub use sqlite::Sqlite;
+pub use sqlite::{CopyContents, Sqlite};
 pub use statistics::{Counts, MINUTES_KEPT, StatisticsQuery, StatisticsStep};
 
 /// What every method of the store returns.
@@ -266,6 +268,15 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn handed_over_left(&self, deliveries: Vec<Seq>) -> StoreFuture<'_, Vec<Seq>>;
     /// Nodes whose lease has not ended.
     fn nodes(&self) -> StoreFuture<'_, Vec<NodeId>>;
+
+    // Holding everything.
+
+    /// The hold on all deliveries, if there is one. Counts the backlog: not for every request.
+    fn hold(&self) -> StoreFuture<'_, Option<Hold>>;
+    /// Nodes that start from now on do not deliver until the hold is released.
+    fn set_hold(&self) -> StoreFuture<'_, ()>;
+    /// Ends the hold, with its audit entry, together. Answers whether there was one.
+    fn release_hold(&self, audit: Audit) -> StoreFuture<'_, bool>;
 
     /// Flushes, closes, and leaves the database so that the next start is quick. Further verbs answer `Unavailable`.
     fn close(&self) -> StoreFuture<'_, ()>;

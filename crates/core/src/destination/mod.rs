@@ -70,7 +70,7 @@ pub enum DestinationError {
     Character,
     #[error("a URL begins with https://")]
     Scheme,
-    #[error("plain http is not allowed here; use https:// (an operator can allow http)")]
+    #[error("plain http is not allowed here; use https:// (an operator can allow http with `serve --allow-http`)")]
     Http,
     #[error("a URL carries no user name or password; use one of the endpoint's headers for credentials")]
     UserInfo,

@@ -11,9 +11,9 @@ use posthaste_core::time::Timestamp;
 use posthaste_store::{
     ApplyResult, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, ChangeResult, Claimed, CleanupStep,
     ClockStatus, Command, CommandOutcome, Commands, DeliveryQuery, DeliveryRow, EndSessions, EndpointBundle, EndpointQuery,
-    EndpointVersion, Error, EventQuery, EventRow, Feed, GivenUp, HandedOver, Housekeeping, Key, KeyHash, LaneSnapshot, LaneState,
-    NewEvent, NewReplay, NewSession, NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordResult, Refusal,
-    ReplayCount, ReplayFilter, ReplayRow, RowsAfter, SealedValues, SessionQuery, StatisticsQuery, StatisticsStep, Store,
+    EndpointVersion, Error, EventQuery, EventRow, Feed, GivenUp, HandedOver, Hold, Housekeeping, Key, KeyHash, LaneSnapshot,
+    LaneState, NewEvent, NewReplay, NewSession, NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordResult,
+    Refusal, ReplayCount, ReplayFilter, ReplayRow, RowsAfter, SealedValues, SessionQuery, StatisticsQuery, StatisticsStep, Store,
     StoreFuture, StoredEndpoint, StoredSession, StoredTenant, SweepPage, WindowRequest, WindowRows,
 };
 
@@ -175,6 +175,9 @@ impl Store for FaultyStore {
         claim(node: NodeId, share: usize) -> Result<Claimed, Refusal>;
         hand_over(node: NodeId, given_up: GivenUp, in_flight: Vec<HandedOver>) -> ();
         nodes() -> Vec<NodeId>;
+        hold() -> Option<Hold>;
+        set_hold() -> ();
+        release_hold(audit: Audit) -> bool;
         close() -> ();
     }
 }

@@ -108,6 +108,7 @@ const COLUMNS: &[Column] = &[
     Column("WHY, AND UNTIL WHEN", Cell::Made(why)),
     Column("TRIES", Cell::Made(|row, _| format!("{}/{}", plain(row.get("attempt_count")), plain(row.get("max_attempts"))))),
     Column("LAST", Cell::Text("/last_status_code")),
+    Column("ERROR", Cell::Text("/last_error")),
     Column("TENANT", Cell::Id("/tenant")),
     Column("ENDPOINT", Cell::Id("/endpoint")),
     Column("EVENT", Cell::Id("/event")),

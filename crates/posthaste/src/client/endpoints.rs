@@ -4,7 +4,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use super::body::{BodyBuilder, input, rate_limit};
-use super::failure::Failure;
+use super::failure::{Failure, Kind};
 use super::http::Request;
 use super::operations::{
     CREATE_ENDPOINT, DELETE_ENDPOINT, DISABLE_ENDPOINT, ENABLE_ENDPOINT, ENDPOINT_STATS, LIST_ENDPOINTS, Operation, PATCH_ENDPOINT,
@@ -299,13 +299,21 @@ impl ApiCommand for Command {
             }
             Command::Test { id, r#type, data } => {
                 let body = BodyBuilder::begin(None)?.value("type", r#type).json("data", data.as_deref())?;
-                Task::record(Request::to(&TEST_ENDPOINT).named(&id).body(body.write()))
+                let task = Task::record(Request::to(&TEST_ENDPOINT).named(&id).body(body.write()));
+                Task { complaint: Some(not_accepted), ..task }
             }
             Command::Stats { id, from, to, watch } => {
                 Task::record(Request::to(&ENDPOINT_STATS).named(&id).with("from", from).with("to", to)).watching(watch)
             }
         })
     }
+}
+
+/// Why a test-send did not arrive.
+fn not_accepted(attempt: &Value) -> Option<Failure> {
+    let outcome = attempt["outcome"].as_str()?;
+    let status = attempt["status_code"].as_u64().map_or_else(String::new, |status| format!(" ({status})"));
+    (outcome != "success").then(|| Failure::new(Kind::Receiver, format!("the receiver did not accept the test: {outcome}{status}")))
 }
 
 fn conditional(operation: &'static Operation, name: &str, if_match: &IfMatch) -> Request {

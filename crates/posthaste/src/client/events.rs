@@ -1,12 +1,13 @@
 //! `posthaste events`: something happened.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use clap::{Args, Subcommand};
 use serde_json::Value;
 
 use super::body::{BodyBuilder, file_or_stdin};
-use super::failure::Failure;
+use super::failure::{Failure, Kind};
 use super::http::Request;
 use super::operations::{CANCEL_EVENT, ERASE_EVENT, LIST_EVENTS, PUBLISH_EVENT, PUBLISH_EVENTS, SHOW_EVENT};
 use super::table::{Cell, Column};
@@ -98,7 +99,7 @@ pub(crate) struct New {
     #[arg(long, value_delimiter = ',', value_name = "LABEL")]
     labels: Vec<String>,
     /// The whole event: JSON, @file or -; flags take precedence
-    #[arg(long, value_name = "JSON", required_unless_present_all = ["type", "data"])]
+    #[arg(long, value_name = "JSON")]
     from_json: Option<String>,
 }
 
@@ -111,8 +112,18 @@ const COLUMNS: &[Column] = &[
     Column("LABELS", Cell::Text("/labels")),
 ];
 
+fn warnings(answer: &Value) -> Vec<String> {
+    answer["warnings"].as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+}
+
+/// Each once.
+fn warnings_of_batch(answer: &Value) -> Vec<String> {
+    let all: BTreeSet<String> = answer["results"].as_array().into_iter().flatten().flat_map(warnings).collect();
+    all.into_iter().collect()
+}
+
 /// Why events of a batch were not published, one a line.
-fn rejected(answer: &Value) -> Option<String> {
+fn rejected(answer: &Value) -> Option<Failure> {
     let results = answer["results"].as_array()?;
     let mut reasons = String::new();
     for (place, result) in results.iter().enumerate() {
@@ -120,14 +131,23 @@ fn rejected(answer: &Value) -> Option<String> {
         let detail = error["detail"].as_str().or(error["title"].as_str()).unwrap_or("rejected");
         let _ = write!(reasons, "\n  event {}: {detail}", place + 1);
     }
-    (!reasons.is_empty())
-        .then(|| format!("{} of {} events were rejected; the others were published:{reasons}", answer["rejected"], results.len()))
+    let message = format!("{} of {} events were rejected; the others were published:{reasons}", answer["rejected"], results.len());
+    (!reasons.is_empty()).then(|| Failure::new(Kind::Refused, message))
 }
 
 impl ApiCommand for Command {
     fn task(self) -> Result<Task, Failure> {
         Ok(match self {
             Command::Publish(new) => {
+                if new.from_json.is_none() && new.r#type.is_none() {
+                    return Err(Failure::usage(
+                        "what type is the event? posthaste events publish invoice.paid --data '{\"amount\": 4999}'",
+                    ));
+                }
+                if new.from_json.is_none() && new.data.is_none() {
+                    let message = "the event has no payload: add --data '{\"amount\": 4999}', --data @file, or --data - for stdin";
+                    return Err(Failure::usage(message));
+                }
                 let body = BodyBuilder::begin(new.from_json.as_deref())?
                     .value("type", new.r#type)
                     .value("tenant", new.tenant)
@@ -140,14 +160,14 @@ impl ApiCommand for Command {
                     .value("ordering_key", new.ordering_key)
                     .list("labels", &new.labels)
                     .json("data", new.data.as_deref())?;
-                Task::record(Request::to(&PUBLISH_EVENT).body(body.write()))
+                Task { warnings: Some(warnings), ..Task::record(Request::to(&PUBLISH_EVENT).body(body.write())) }
             }
             Command::Batch { file } => {
                 let bytes = file_or_stdin(&file)?;
                 let is_array = bytes.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'[');
                 let media_type = if is_array { "application/json" } else { "application/x-ndjson" };
                 let task = Task::record(Request::to(&PUBLISH_EVENTS).body(bytes).typed(media_type));
-                Task { complaint: Some(rejected), ..task }
+                Task { complaint: Some(rejected), warnings: Some(warnings_of_batch), ..task }
             }
             Command::List { tenant, r#type, labels, from, to, page } => {
                 let request = Request::to(&LIST_EVENTS).with("tenant", tenant).with("type", r#type).with("labels", labels);

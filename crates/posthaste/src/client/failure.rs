@@ -17,6 +17,8 @@ pub(super) enum Kind {
     NotFound,
     Credentials,
     Server,
+    /// The receiver of a test did not accept it.
+    Receiver,
 }
 
 /// For the help of every command that calls the server.
@@ -28,7 +30,8 @@ pub(crate) const EXIT_CODES: &str = "Exit codes:
   4  the request was refused
   5  not found
   6  no valid key, or one that may not do this
-  7  the server failed, or has too much to do";
+  7  the server failed, or has too much to do
+  8  the receiver of a test-send did not accept it";
 
 #[derive(Debug)]
 pub(super) struct Failure {
@@ -53,7 +56,13 @@ impl Failure {
     pub(super) fn may_pass(&self) -> bool {
         match self.kind {
             Kind::Unreachable | Kind::Server => true,
-            Kind::NobodyReads | Kind::Unexpected | Kind::Usage | Kind::Refused | Kind::NotFound | Kind::Credentials => false,
+            Kind::NobodyReads
+            | Kind::Unexpected
+            | Kind::Usage
+            | Kind::Refused
+            | Kind::NotFound
+            | Kind::Credentials
+            | Kind::Receiver => false,
         }
     }
 
@@ -67,6 +76,7 @@ impl Failure {
             Kind::NotFound => 5,
             Kind::Credentials => 6,
             Kind::Server => 7,
+            Kind::Receiver => 8,
         }
     }
 

@@ -83,6 +83,9 @@ pub(crate) enum ClientCommand {
     /// List the nodes of the cluster
     #[command(after_help = EXIT_CODES)]
     Cluster(SingleCommand<overview::Cluster>),
+    /// Show and release the hold on all deliveries (`serve --hold`, `restore --hold`)
+    #[command(after_help = EXIT_CODES)]
+    Hold(ResourceCommand<overview::Hold>),
 }
 
 /// A resource, with commands of its own.
@@ -160,6 +163,7 @@ pub(crate) fn run(command: ClientCommand) -> ExitCode {
         ClientCommand::PortalSessions(of) => ended(ask(&of.connection, of.command)),
         ClientCommand::Filters(of) => ended(ask(&of.connection, of.command)),
         ClientCommand::Cluster(with) => ended(ask(&with.connection, with.command)),
+        ClientCommand::Hold(of) => ended(ask(&of.connection, of.command)),
     }
 }
 

@@ -73,6 +73,8 @@ operations! {
     END_PORTAL_SESSIONS: "portal-sessions end-all" = DELETE "/v1/portal-sessions";
     TEST_FILTER: "filters test" = POST "/v1/filters/test";
     READ_CLUSTER: "cluster" = GET "/v1/cluster";
+    READ_HOLD: "hold show" = GET "/v1/hold";
+    RELEASE_HOLD: "hold release" = POST "/v1/hold/release";
 }
 
 /// What anybody may ask, for `posthaste doctor`.

@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use super::body::BodyBuilder;
 use super::failure::Failure;
 use super::http::Request;
-use super::operations::{CREATE_PORTAL_LINK, LIST_AUDIT, READ_CLUSTER, READ_STATS, TEST_FILTER};
+use super::operations::{CREATE_PORTAL_LINK, LIST_AUDIT, READ_CLUSTER, READ_HOLD, READ_STATS, RELEASE_HOLD, TEST_FILTER};
 use super::table::{Cell, Column};
 use super::task::{ApiCommand, Page, Shown, Task, Watch};
 
@@ -129,5 +129,24 @@ pub(crate) struct Cluster {
 impl ApiCommand for Cluster {
     fn task(self) -> Result<Task, Failure> {
         Ok(Task::record(Request::to(&READ_CLUSTER)).watching(self.watch))
+    }
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Hold {
+    /// Show whether all deliveries are held, since when, and how many wait
+    Show,
+    /// Release all deliveries
+    Release,
+}
+
+impl Asks for Hold {
+    fn task(self) -> Result<Task, Failure> {
+        Ok(match self {
+            Hold::Show => Task::record(Request::to(&READ_HOLD)),
+            Hold::Release => {
+                Task::new(Request::to(&RELEASE_HOLD), Shown::Done("released; every node starts to deliver within two seconds"))
+            }
+        })
     }
 }

@@ -49,6 +49,44 @@ pub(super) fn titles(columns: &[Column]) -> Vec<String> {
     columns.iter().map(|column| column.0.to_owned()).collect()
 }
 
+/// Which columns are shown, by their places.
+#[derive(Clone, Debug)]
+pub(super) struct Choice(Vec<usize>);
+
+impl Choice {
+    /// By their titles, as `--columns id,status,why` has them: in small letters, up to the first character that is no letter.
+    pub(super) fn named(columns: &[Column], names: &[String]) -> Result<Choice, String> {
+        let name_of = |column: &Column| {
+            let title = column.0.to_lowercase();
+            title.split(|character: char| !character.is_ascii_alphabetic()).next().unwrap_or_default().to_owned()
+        };
+        let known: Vec<String> = columns.iter().map(name_of).collect();
+        let place = |name: &String| {
+            let place = known.iter().position(|known| *known == name.trim().to_lowercase());
+            place.ok_or_else(|| format!("there is no column `{}`; there are {}", escaped(name), known.join(", ")))
+        };
+        names.iter().map(place).collect::<Result<_, _>>().map(Choice)
+    }
+
+    /// As many of the first ones as fit into a width, but two at least.
+    pub(super) fn fitting(lines: &[Vec<String>], width: Option<usize>) -> Choice {
+        let count = lines.first().map_or(0, Vec::len);
+        let Some(width) = width else { return Choice((0..count).collect()) };
+        let wide = |at: usize| lines.iter().filter_map(|line| line.get(at)).map(|cell| cell.chars().count()).max().unwrap_or(0);
+        let mut sum = 0;
+        let fits = (0..count).take_while(|at| {
+            sum += wide(*at) + if *at == 0 { 0 } else { 2 };
+            sum <= width || *at < 2
+        });
+        Choice(fits.collect())
+    }
+
+    pub(super) fn of(&self, lines: &[Vec<String>]) -> Vec<Vec<String>> {
+        let pick = |line: &Vec<String>| self.0.iter().filter_map(|at| line.get(*at).cloned()).collect();
+        lines.iter().map(pick).collect()
+    }
+}
+
 /// Lines with aligned cells.
 pub(super) fn aligned(lines: &[Vec<String>]) -> Vec<String> {
     Widths::default().align(lines)
@@ -179,6 +217,20 @@ mod tests {
     use serde_json::json;
 
     const PROGRAM: Reader = Reader { is_terminal: false, now: jiff::Timestamp::UNIX_EPOCH };
+
+    #[test]
+    fn columns_are_chosen_by_name_or_by_what_fits() {
+        let columns =
+            [Column("ID", Cell::Id("/id")), Column("WHY, AND UNTIL WHEN", Cell::Id("/why")), Column("LAST", Cell::Id("/last"))];
+        let line = |cells: [&str; 3]| cells.map(str::to_owned).to_vec();
+        let lines = [line(["ID", "WHY", "LAST"]), line(["0123456789", "none", "200"])];
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let chosen = Choice::named(&columns, &names(&["last", "WHY"])).unwrap();
+        assert_eq!(chosen.of(&lines)[1], ["200", "none"]);
+        assert_eq!(Choice::named(&columns, &names(&["y"])).unwrap_err(), "there is no column `y`; there are id, why, last");
+        let count = |width| Choice::fitting(&lines, width).of(&lines)[0].len();
+        assert_eq!([count(None), count(Some(22)), count(Some(21)), count(Some(5))], [3, 3, 2, 2]);
+    }
 
     #[test]
     fn columns_are_aligned_ids_are_whole_and_hostile_text_is_harmless() {

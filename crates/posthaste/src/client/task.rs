@@ -10,10 +10,10 @@ use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::failure::{Failure, Kind};
+use super::failure::Failure;
 use super::http::{Answer, Request, Server};
 use super::operations::Operation;
-use super::table::{Column, Widths, record, rows, titles};
+use super::table::{Choice, Column, Widths, record, rows, titles};
 use super::text::{Reader, escaped, escaped_json};
 
 const LOOKS_EVERY: Duration = Duration::from_secs(1);
@@ -30,7 +30,11 @@ pub(super) struct Task {
     /// What it has made is watched by this.
     pub(super) followed_by: Option<&'static Operation>,
     /// Why the command has failed although the call was answered.
-    pub(super) complaint: Option<fn(&Value) -> Option<String>>,
+    pub(super) complaint: Option<fn(&Value) -> Option<Failure>>,
+    /// What a person should look at although it went well.
+    pub(super) warnings: Option<fn(&Value) -> Vec<String>>,
+    /// The columns of a list that were asked for by name.
+    pub(super) columns: Vec<String>,
     /// One line that says how far it has come, for whoever watches without a terminal.
     pub(super) progress: Option<fn(&Value) -> String>,
 }
@@ -65,6 +69,8 @@ impl Task {
             ends_when: None,
             followed_by: None,
             complaint: None,
+            warnings: None,
+            columns: vec![],
             progress: None,
         }
     }
@@ -75,7 +81,11 @@ impl Task {
 
     pub(super) fn list(request: Request, page: &Page, columns: &'static [Column]) -> Task {
         let request = request.with("limit", page.limit).with("cursor", page.cursor.as_deref());
-        Task { is_watching: page.watch, ..Task::new(request, Shown::Table { columns, is_all: page.all }) }
+        Task {
+            is_watching: page.watch,
+            columns: page.columns.clone(),
+            ..Task::new(request, Shown::Table { columns, is_all: page.all })
+        }
     }
 
     pub(super) fn watching(self, watch: Watch) -> Task {
@@ -92,6 +102,9 @@ pub(crate) struct Page {
     /// Where the page begins, as a page before it has said
     #[arg(long)]
     cursor: Option<String>,
+    /// Only these columns, by commas and in this order: id,status,why. On a terminal, as many as fit unless said
+    #[arg(long, value_delimiter = ',', value_name = "NAMES")]
+    columns: Vec<String>,
     /// Follow the pages to the end
     #[arg(long, conflicts_with_all = ["cursor", "watch"])]
     all: bool,
@@ -118,6 +131,9 @@ struct Listed {
 /// Does it.
 pub(super) async fn run(server: &mut Server, task: &Task, is_json: bool) -> Result<(), Failure> {
     let mut output = Output::new(is_json);
+    if let (Shown::Table { columns, .. }, false) = (task.shown, task.columns.is_empty()) {
+        output.choice = Some(Choice::named(columns, &task.columns).map_err(Failure::usage)?);
+    }
     if task.is_watching && task.followed_by.is_none() {
         return watch(server, &task.request, task, &mut output).await;
     }
@@ -132,8 +148,13 @@ pub(super) async fn run(server: &mut Server, task: &Task, is_json: bool) -> Resu
     if !is_followed {
         output.record(&answer)?;
     }
-    if let Some(words) = task.complaint.and_then(|complaint| complaint(&understood(&answer).ok()?)) {
-        return Err(Failure::new(Kind::Refused, words));
+    if let Some(failure) = task.complaint.and_then(|complaint| complaint(&understood(&answer).ok()?)) {
+        return Err(failure);
+    }
+    if let (Some(warnings), false) = (task.warnings, is_json) {
+        for warning in understood::<Value>(&answer).map(|answer| warnings(&answer)).unwrap_or_default() {
+            say_aside(&format!("warning: {}", escaped(&warning)))?;
+        }
     }
     if let (Shown::Once(words), false) = (task.shown, is_json) {
         say_aside(words)?;
@@ -173,8 +194,7 @@ async fn list(
             }
         } else {
             let cells = output.cells(columns, &page.data)?;
-            let titles = titles(columns);
-            let lines = widths.align(&[vec![titles], cells].concat());
+            let lines = widths.align(&output.chosen([vec![titles(columns)], cells].concat()));
             let skipped = usize::from(shown > 0 || page.data.is_empty());
             for line in &lines[skipped..] {
                 write_line(line)?;
@@ -243,10 +263,10 @@ impl WatchState {
         let page: Listed = understood(answer)?;
         let cells = output.cells(columns, &page.data)?;
         if output.is_redrawn() {
-            return draw(&self.widths.align(&[vec![titles(columns)], cells].concat()));
+            return draw(&self.widths.align(&output.chosen([vec![titles(columns)], cells].concat())));
         }
         if !self.has_titles && !output.is_json {
-            let first = [vec![titles(columns)], cells.clone()].concat();
+            let first = output.chosen([vec![titles(columns)], cells.clone()].concat());
             write_line(&self.widths.align(&first)[0])?;
             self.has_titles = true;
         }
@@ -254,7 +274,11 @@ impl WatchState {
         // The oldest first, as things happened.
         for (cells, item) in cells.iter().zip(&page.data).rev() {
             let name = cells.first().cloned().unwrap_or_default();
-            let line = if output.is_json { item.get().to_owned() } else { self.widths.align(std::slice::from_ref(cells)).concat() };
+            let line = if output.is_json {
+                item.get().to_owned()
+            } else {
+                self.widths.align(&output.chosen(vec![cells.clone()])).concat()
+            };
             let content = if output.is_json { line.clone() } else { cells.join("\u{1f}") };
             if self.rows.get(&name) != Some(&content) {
                 if output.is_json {
@@ -294,12 +318,20 @@ impl WatchState {
 struct Output {
     is_json: bool,
     reader: Reader,
+    /// What was asked for, or what fits, from the first page on.
+    choice: Option<Choice>,
 }
 
 impl Output {
     fn new(is_json: bool) -> Output {
         let is_terminal = std::io::stdout().is_terminal();
-        Output { is_json, reader: Reader { is_terminal, now: Timestamp::now() } }
+        Output { is_json, reader: Reader { is_terminal, now: Timestamp::now() }, choice: None }
+    }
+
+    /// Those cells that are shown. On a terminal, columns that do not fit are left out; in a pipe none is.
+    fn chosen(&mut self, lines: Vec<Vec<String>>) -> Vec<Vec<String>> {
+        let width = self.reader.is_terminal.then(terminal_width);
+        self.choice.get_or_insert_with(|| Choice::fitting(&lines, width)).of(&lines)
     }
 
     fn is_redrawn(&self) -> bool {
@@ -347,6 +379,11 @@ impl Output {
         let values: Result<Vec<Value>, _> = items.iter().map(|item| serde_json::from_str(item.get())).collect();
         Ok(rows(columns, &values.map_err(strange)?, &self.reader))
     }
+}
+
+/// 80 where the terminal does not say.
+fn terminal_width() -> usize {
+    terminal_size::terminal_size().map_or(80, |(width, _)| usize::from(width.0))
 }
 
 fn write_line(line: &str) -> Result<(), Failure> {

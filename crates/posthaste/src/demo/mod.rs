@@ -63,7 +63,7 @@ pub(crate) async fn run(demo: &Demo) -> anyhow::Result<()> {
     let server = Server::start(&settings, None).await?;
     let shown = tokio::select! {
         shown = show(&scratch, &server, View::new(is_terminal), span) => shown,
-        _ = tokio::signal::ctrl_c() => {
+        () = asked_to_end() => {
             println!();
             Ok(())
         }
@@ -71,6 +71,19 @@ pub(crate) async fn run(demo: &Demo) -> anyhow::Result<()> {
     // Whatever the slow receiver still has to say is not waited for.
     let _ = tokio::time::timeout(Duration::from_secs(3), server.stop()).await;
     shown
+}
+
+/// By Ctrl-C, by `kill`, or because its terminal is gone: each ends the demo with its files.
+async fn asked_to_end() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let (Ok(mut terminate), Ok(mut hangup)) = (signal(SignalKind::terminate()), signal(SignalKind::hangup())) else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = terminate.recv() => {}
+        _ = hangup.recv() => {}
+    }
 }
 
 async fn show(scratch: &Scratch, server: &Server, view: View, span: Option<Duration>) -> anyhow::Result<()> {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use posthaste_store::{Error, Examined, Keyring, MasterKeyFit, Postgres, Schema, SealedValues, Sqlite};
+use posthaste_store::{Error, Examined, Hold, Keyring, MasterKeyFit, Postgres, Schema, SealedValues, Sqlite};
 use tokio::time::timeout;
 
 use super::finding::Finding;
@@ -63,8 +63,18 @@ fn keyring(settings: &Settings) -> anyhow::Result<Option<Keyring>> {
 }
 
 fn told(examined: &Examined, settings: &Settings) -> Vec<Finding> {
-    let Examined { version, schema, master_key, sealed, clock_skew, clock_jumped_by, has_unread_log, endpoint_urls, troubles } =
-        examined;
+    let Examined {
+        version,
+        schema,
+        master_key,
+        sealed,
+        clock_skew,
+        clock_jumped_by,
+        has_unread_log,
+        hold,
+        endpoint_urls,
+        troubles,
+    } = examined;
     let mut findings: Vec<Finding> = troubles.iter().map(|trouble| Finding::wrong_as_told("database", trouble)).collect();
     if findings.is_empty() {
         let place = if settings.database_url.is_some() { String::new() } else { format!(" in {}", settings.data_dir.display()) };
@@ -79,8 +89,19 @@ fn told(examined: &Examined, settings: &Settings) -> Vec<Finding> {
     findings.extend(sealed.as_ref().and_then(of_sealed_values));
     findings.extend(clock_skew.map(of_skew));
     findings.extend(clock_jumped_by.map(of_jump));
+    findings.extend(hold.as_ref().map(of_hold));
     findings.push(of_endpoints(endpoint_urls, settings));
     findings
+}
+
+/// After `restore --hold` or `serve --hold`.
+fn of_hold(hold: &Hold) -> Finding {
+    let Hold { since, waiting, tried } = hold;
+    let words = format!(
+        "all deliveries are held since {}: {waiting} would be sent after the release, of which {tried} were tried before",
+        since.to_rfc3339()
+    );
+    Finding::warning("hold", words, "release them with `posthaste hold release` when they may be sent")
 }
 
 /// Whether deliveries may go where they are meant to.

@@ -16,6 +16,8 @@ const PREFIX: &str = "POSTHASTE_";
 const CONFIG_VARIABLE: &str = "POSTHASTE_CONFIG";
 /// For the command line as a client, not for the server.
 pub(super) const VARIABLES_OF_CLIENTS: [&str; 2] = ["POSTHASTE_URL", "POSTHASTE_API_KEY"];
+/// For `backup` and `restore`.
+pub(super) const BACKUP_PASSPHRASE: &str = "POSTHASTE_BACKUP_PASSPHRASE";
 const FILE: &str = "posthaste.toml";
 /// A file of settings that is larger than this is something else.
 const FILE_BYTES_MAX: u64 = 1024 * 1024;
@@ -368,6 +370,7 @@ fn ours(variables: impl IntoIterator<Item = (OsString, OsString)>, mistakes: &mu
 fn is_for_somebody_else(name: &str, value: &str) -> bool {
     let is_port = |rest: &str| rest.split('_').next().is_some_and(|port| port.parse::<u16>().is_ok());
     name == CONFIG_VARIABLE
+        || name == BACKUP_PASSPHRASE
         || VARIABLES_OF_CLIENTS.contains(&name)
         || name.ends_with("_SERVICE_HOST")
         || name.contains("_SERVICE_PORT")

@@ -90,3 +90,60 @@ fn a_tenant_is_not_deleted_because_nobody_could_be_asked() {
     server.ok(&["tenants", "delete", "acme", "--yes"]);
     assert_eq!(server.run(&["tenants", "show", "acme"]).code, 5);
 }
+
+#[test]
+fn a_test_that_the_receiver_refuses_has_a_code_of_its_own() {
+    let server = Server::start("refusing");
+    let receiver = Receiver::start("500 Internal Server Error", b"");
+    let id = server.text(&["endpoints", "create", &receiver.url()], "id");
+    let tested = server.run(&["endpoints", "test", &id]);
+    assert_eq!(tested.code, 8, "{tested:?}");
+    assert!(tested.err.contains("http_error (500)") && tested.out.contains("http_error"), "{tested:?}");
+}
+
+#[test]
+fn an_event_without_a_payload_is_asked_for_one() {
+    let server = Server::start("payload");
+    let run = server.run(&["events", "publish", "invoice.paid"]);
+    assert!(run.code == 2 && run.err.contains("--data '{"), "{run:?}");
+    let run = server.run(&["endpoints", "create", "http://example.com/"]);
+    assert_eq!(run.code, 0, "http is allowed here: {run:?}");
+}
+
+#[test]
+fn a_mistyped_tenant_is_warned_of_and_a_known_one_is_not() {
+    let server = Server::start("warnings");
+    let receiver = Receiver::start("204 No Content", b"");
+    server.ok(&["endpoints", "create", &receiver.url(), "--tenant", "globex", "--event-types", "a.*"]);
+    let typo = server.run(&["events", "publish", "a.b", "--tenant", "globexx", "--data", "1"]);
+    assert!(typo.code == 0 && typo.err.contains("warning: The tenant `globexx` has no endpoints"), "{typo:?}");
+    let fine = server.run(&["events", "publish", "a.b", "--tenant", "globex", "--data", "1"]);
+    assert_eq!((fine.code, fine.err.as_str()), (0, ""));
+    let other_type = server.json(&["events", "publish", "z.z", "--tenant", "globex", "--data", "1"]);
+    assert_eq!(other_type["warnings"], serde_json::json!([]), "it has an endpoint, for other types");
+    let batch = r#"[{"type": "a.b", "tenant": "globexx", "data": 1}, {"type": "a.b", "tenant": "globex", "data": 1}]"#;
+    let answer = server.good("POST", "/v1/events/batch", batch);
+    let warnings = |place: usize| answer["results"][place]["warnings"].as_array().unwrap().len();
+    assert_eq!((warnings(0), warnings(1)), (1, 0), "{answer}");
+}
+
+#[test]
+fn every_line_of_a_server_that_logs_json_is_json() {
+    let mut server = Server::start_with("json", &["--log-format", "json"]);
+    server.end(false);
+    let mut said = server.said();
+    let refused = server.refused_with(&["--log-format", "yaml"]);
+    assert!(refused.contains("yaml"), "{refused}");
+    for flags in [&["--listen", "256.0.0.1:1"][..], &["--data-dir", "/proc/nowhere"]] {
+        let mut command = std::process::Command::new(crate::server::BINARY);
+        command.args(["serve", "--log-format", "json"]).args(flags).current_dir(&server.directory).env_clear();
+        let run = crate::server::run(command, "");
+        assert_ne!(run.code, 0);
+        said += &run.err;
+    }
+    assert!(said.lines().count() >= 4, "{said}");
+    for line in said.lines() {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        assert!(line["message"].is_string() && line["level"].is_string(), "{line}");
+    }
+}

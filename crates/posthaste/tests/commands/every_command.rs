@@ -6,7 +6,21 @@ use std::process::Command;
 use crate::server::{BINARY, Receiver, Server, run, tomorrow};
 
 /// Not clients of the API, and tested where they belong.
-const OTHERS: [&str; 10] = ["serve", "demo", "bench", "migrate", "outbox", "doctor", "verify", "openapi", "completions", "help"];
+const OTHERS: [&str; 13] = [
+    "serve",
+    "demo",
+    "bench",
+    "migrate",
+    "backup",
+    "restore",
+    "health",
+    "outbox",
+    "doctor",
+    "verify",
+    "openapi",
+    "completions",
+    "help",
+];
 
 /// The commands below this one, as its help lists them.
 fn listed(command: &[&str]) -> Vec<String> {
@@ -149,6 +163,8 @@ fn every_command_does_what_it_says() {
     let filter = ["filters", "test", "--filter", r#"{"data.n": {"$gte": 2}}"#, "--event", r#"{"type": "a", "data": {"n": 2}}"#];
     assert_eq!(server.json(&filter)["matches"], true);
     assert!(server.json(&["cluster"])["nodes"].is_array());
+    assert_eq!(server.json(&["hold", "show"])["is_held"], false);
+    ok(&["hold", "release"]);
 
     ok(&["endpoints", "delete", second]);
     ok(&["event-types", "delete", "invoice.paid"]);

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that panics has failed, as it should")]
 
 mod access;
+mod backup;
 mod codes;
 mod doctor;
 mod erasure;

@@ -27,7 +27,7 @@ enum Seen {
 }
 use Seen::{Here, In, InOptions};
 
-const SETTINGS: [(&str, Seen); 84] = [
+const SETTINGS: [(&str, Seen); 85] = [
     ("listen", Here),
     ("tls_cert", In("commands/tls.rs")),
     ("tls_key", In("commands/tls.rs")),
@@ -39,6 +39,7 @@ const SETTINGS: [(&str, Seen); 84] = [
     ("data_dir", Here),
     ("database_url", Here),
     ("role", In("postgres.rs")),
+    ("hold", In("commands/backup.rs")),
     ("outbox", In("outbox.rs")),
     ("connections_max", Here),
     ("connections_per_address_max", Here),

@@ -42,6 +42,25 @@ async fn it_may_be_installed_again_and_from_many_places_at_once_and_is_removed_w
     assert_eq!(world.sql("SELECT count(*) FROM pg_proc WHERE proname LIKE 'posthaste%'").await, "0");
 }
 
+/// The grants and the first example of docs/guide/outbox.md, as they stand there.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_application_publishes_with_the_grants_of_the_guide_and_nothing_else() {
+    let guide = include_str!("../../../../docs/guide/outbox.md");
+    let block = |start: &str| {
+        let found = guide.split("```sql\n").find(|block| block.starts_with(start)).unwrap();
+        found.split("```").next().unwrap().to_owned()
+    };
+    let world = World::new(Kept::Sqlite).await;
+    world.sql("CREATE ROLE shop LOGIN; CREATE ROLE relay LOGIN; CREATE TABLE orders (id int, paid_at timestamptz)").await;
+    world.sql("INSERT INTO orders VALUES (42); GRANT SELECT, UPDATE ON orders TO shop").await;
+    world.sql(&block("GRANT INSERT")).await;
+    let id = world.sql(&format!("SET ROLE shop; {}", block("BEGIN;"))).await;
+    assert_eq!(id.len(), 36, "the id of the row: {id}");
+    let refused = world.server.psql_at(&world.url, "SET ROLE shop; SELECT * FROM posthaste_outbox").unwrap_err();
+    assert!(refused.contains("permission denied"), "{refused}");
+    assert_eq!(world.sql("SELECT id || ' ' || tenant FROM posthaste_outbox").await, format!("{id} acme"));
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_table_has_the_columns_that_were_promised_and_fills_in_the_rest() {
     let world = World::new(Kept::Sqlite).await;

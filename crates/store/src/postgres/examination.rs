@@ -41,6 +41,8 @@ async fn look(connection: &Connection, keyring: Option<&Keyring>) -> Result<Exam
     };
     let known = STEPS.last().expect("there are steps").version;
     let endpoint_urls = if has_tables { endpoint_urls(connection).await? } else { vec![] };
+    let has_deliveries: bool = row::column(&connection.query_one(SELECT_HAS_DELIVERIES, &[]).await?, "has_tables")?;
+    let hold = if has_deliveries { super::hold::find(connection).await? } else { None };
     Ok(Examined {
         version: format!("PostgreSQL {}", row::text(&version, "words")?),
         schema: Schema::of(stored, known),
@@ -49,6 +51,7 @@ async fn look(connection: &Connection, keyring: Option<&Keyring>) -> Result<Exam
         clock_skew: Some(skew),
         clock_jumped_by: None,
         has_unread_log: false,
+        hold,
         endpoint_urls,
         troubles,
     })
@@ -90,4 +93,5 @@ const SELECT_VERSION: &str = "SELECT current_setting('server_version') AS words"
 const SELECT_CLOCK: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS micros";
 const SELECT_HAS_TABLES: &str = "SELECT to_regclass('schema') IS NOT NULL AS has_tables";
 const SELECT_HAS_ENDPOINTS: &str = "SELECT to_regclass('endpoints') IS NOT NULL AS has_tables";
+const SELECT_HAS_DELIVERIES: &str = "SELECT to_regclass('deliveries') IS NOT NULL AS has_tables";
 const SELECT_HAS_WORDS: &str = "SELECT 1 WHERE to_regclass('words') IS NOT NULL";

@@ -10,6 +10,7 @@ mod connection;
 mod events;
 mod examination;
 mod history;
+mod hold;
 mod housekeeping;
 mod in_flight;
 mod lanes;
@@ -236,10 +237,10 @@ mod verbs {
     use crate::{
         ApplyResult, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, ChangeResult, Claimed, CleanupStep,
         ClockStatus, Command, CommandOutcome, Commands, DeliveryQuery, DeliveryRow, EndSessions, EndpointBundle, EndpointQuery,
-        EndpointVersion, EventQuery, EventRow, GivenUp, HandedOver, Housekeeping, Key, KeyHash, LaneSnapshot, LaneState, NewEvent,
-        NewReplay, NewSession, NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordResult, Refusal, ReplayCount,
-        ReplayFilter, ReplayRow, RowsAfter, SealedValues, SessionQuery, StatisticsQuery, StatisticsStep, Store, StoreFuture,
-        StoredEndpoint, StoredSession, StoredTenant, SweepPage, WindowRequest, WindowRows,
+        EndpointVersion, EventQuery, EventRow, GivenUp, HandedOver, Hold, Housekeeping, Key, KeyHash, LaneSnapshot, LaneState,
+        NewEvent, NewReplay, NewSession, NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordResult, Refusal,
+        ReplayCount, ReplayFilter, ReplayRow, RowsAfter, SealedValues, SessionQuery, StatisticsQuery, StatisticsStep, Store,
+        StoreFuture, StoredEndpoint, StoredSession, StoredTenant, SweepPage, WindowRequest, WindowRows,
     };
 
     impl Store for Postgres {
@@ -343,6 +344,9 @@ mod verbs {
             claim(node: NodeId, share: usize) -> Result<Claimed, Refusal>;
             hand_over(node: NodeId, given_up: GivenUp, in_flight: Vec<HandedOver>) -> ();
             handed_over_left(deliveries: Vec<Seq>) -> Vec<Seq>;
+            hold() -> Option<Hold>;
+            set_hold() -> ();
+            release_hold(audit: Audit) -> bool;
             nodes() -> Vec<NodeId>;
         }
     }

@@ -35,6 +35,7 @@ impl Sqlite {
                 clock_skew: None,
                 clock_jumped_by: None,
                 has_unread_log: false,
+                hold: None,
                 endpoint_urls: vec![],
                 troubles,
             }));
@@ -63,6 +64,7 @@ impl Sqlite {
         let sealed = keyring.and_then(|keyring| file::sealed_values(&connection, keyring).ok());
         // There may be no such table yet.
         let endpoint_urls = endpoint_urls(&connection).unwrap_or_default();
+        let hold = super::hold::find(&connection).unwrap_or_default();
         Ok(Some(Examined {
             version,
             schema,
@@ -71,6 +73,7 @@ impl Sqlite {
             clock_skew: None,
             clock_jumped_by,
             has_unread_log,
+            hold,
             endpoint_urls,
             troubles,
         }))
@@ -103,7 +106,7 @@ fn holder(line: &str, inode: u64) -> Option<u32> {
     process.parse().ok().filter(|_| is_it)
 }
 
-fn open_unchanging(path: &Path) -> Result<Connection, Error> {
+pub(super) fn open_unchanging(path: &Path) -> Result<Connection, Error> {
     let mut uri = String::from("file:");
     for byte in std::path::absolute(path).map_err(Error::unavailable)?.as_os_str().as_encoded_bytes() {
         match byte {
@@ -129,7 +132,7 @@ fn damage(connection: &Connection, bytes: u64) -> Option<String> {
     (found != "ok").then(|| format!("it is damaged ({}); restore a backup, or move the directory away to begin anew", found.trim()))
 }
 
-fn stored_schema(connection: &Connection) -> Option<(u32, u32)> {
+pub(super) fn stored_schema(connection: &Connection) -> Option<(u32, u32)> {
     let read = connection.query_row("SELECT version, usable_from FROM schema", [], |row| Ok((row.get(0)?, row.get(1)?)));
     // No such table: it was never finished, or it is damaged, which is told elsewhere.
     read.optional().ok().flatten()

@@ -1,6 +1,7 @@
 //! SQLite: one file in the data directory, one thread that writes, readers beside it, one process.
 
 mod backlog;
+mod backup;
 mod clock;
 mod cluster;
 mod configuration;
@@ -8,6 +9,7 @@ mod events;
 mod examination;
 mod file;
 mod history;
+mod hold;
 mod housekeeping;
 mod lanes;
 mod migrations;
@@ -38,6 +40,7 @@ use crate::commands::CommandChannel;
 use crate::feed::{Feed, FeedSender};
 use crate::routing::Routings;
 use crate::{Epoch, Error, LaneSnapshot, NodeId, Options};
+pub use backup::CopyContents;
 use row_numbers::RowNumbers;
 use writer::{GroupContext, Writer, WriterContext};
 
@@ -240,10 +243,10 @@ mod verbs {
     use crate::{
         ApplyResult, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, ChangeResult, Claimed, CleanupStep,
         ClockStatus, Command, CommandOutcome, Commands, DeliveryQuery, DeliveryRow, EndSessions, EndpointBundle, EndpointQuery,
-        EndpointVersion, EventQuery, EventRow, GivenUp, HandedOver, Housekeeping, Key, KeyHash, LaneSnapshot, LaneState, NewEvent,
-        NewReplay, NewSession, NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordResult, Refusal, ReplayCount,
-        ReplayFilter, ReplayRow, RowsAfter, SealedValues, SessionQuery, StatisticsQuery, StatisticsStep, Store, StoreFuture,
-        StoredEndpoint, StoredSession, StoredTenant, SweepPage, WindowRequest, WindowRows,
+        EndpointVersion, EventQuery, EventRow, GivenUp, HandedOver, Hold, Housekeeping, Key, KeyHash, LaneSnapshot, LaneState,
+        NewEvent, NewReplay, NewSession, NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordResult, Refusal,
+        ReplayCount, ReplayFilter, ReplayRow, RowsAfter, SealedValues, SessionQuery, StatisticsQuery, StatisticsStep, Store,
+        StoreFuture, StoredEndpoint, StoredSession, StoredTenant, SweepPage, WindowRequest, WindowRows,
     };
 
     impl Store for Sqlite {
@@ -360,6 +363,9 @@ mod verbs {
             claim(node: NodeId, share: usize) -> Result<Claimed, Refusal>;
             hand_over(node: NodeId, given_up: GivenUp, in_flight: Vec<HandedOver>) -> ();
             handed_over_left(deliveries: Vec<Seq>) -> Vec<Seq>;
+            hold() -> Option<Hold>;
+            set_hold() -> ();
+            release_hold(audit: Audit) -> bool;
             close() -> ();
         }
     }
