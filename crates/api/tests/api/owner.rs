@@ -80,7 +80,7 @@ impl Owner {
         Commanded::Done
     }
 
-    async fn move_to(&self, row: &DeliveryRow, state: State) {
+    pub(crate) async fn move_to(&self, row: &DeliveryRow, state: State) {
         self.record(row, Recorded::Moved { seq: row.seq, state, audit: None }).await;
     }
 

@@ -82,6 +82,9 @@ pub(crate) struct PortalLink {
     /// An hour unless said
     #[arg(long, value_name = "SECONDS")]
     expires_in_seconds: Option<u64>,
+    /// How the portal looks: JSON with name, logo_url, primary_color, theme, font; @file or -
+    #[arg(long, value_name = "JSON")]
+    appearance: Option<String>,
 }
 
 impl Asks for PortalLink {
@@ -89,7 +92,8 @@ impl Asks for PortalLink {
         let body = Given::begin(None)?
             .value("tenant", Some(self.tenant))
             .list("permissions", &self.permissions)
-            .value("expires_in_seconds", self.expires_in_seconds);
+            .value("expires_in_seconds", self.expires_in_seconds)
+            .json("appearance", self.appearance.as_deref())?;
         let words = "the link is good for one use within five minutes; the session that it begins ends at expires_at";
         Ok(Task::new(Request::to(&CREATE_PORTAL_LINK).body(body.write()), Shown::Once(words)))
     }
