@@ -69,6 +69,59 @@ try {
     }
     await context.close();
   }
+  await portal();
+
+  async function portal() {
+    const pages = {
+      "portal-overview": "",
+      "portal-endpoints": "/endpoints",
+      "portal-endpoint": "own",
+      "portal-deliveries": "/deliveries",
+      "portal-dead-letters": "/dead-letters",
+      "portal-event-types": "/event-types/invoice.paid",
+    };
+    for (const [kind, width, height] of [["light", 1180, 860], ["dark", 1180, 860], ["phone", 360, 760]]) {
+      const link = await server.call("POST", "/v1/portal-links", { tenant: kind === "light" ? "globex" : "acme", permissions: ["view", "manage", "secrets", "replay"], appearance: { name: "Example Ltd", primary_color: "#0f766e", theme: kind === "dark" ? "dark" : "light" } });
+      const context = await browser.newContext({ viewport: { width, height }, reducedMotion: "reduce" });
+      const page = await context.newPage();
+      page.on("pageerror", (error) => console.error(`portal ${kind}: ${error}`));
+      const shoot = async (name) => {
+        await page.waitForFunction(() => !document.querySelector(".skeleton"), undefined, { timeout: 10_000 }).catch(() => console.error(`${name}: still loading`));
+        const overflow = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
+        if (overflow > 0) console.error(`${kind} ${name}: ${overflow} px wider than the screen`);
+        await page.screenshot({ path: join(folder, `${name}-${kind}.png`) });
+      };
+      await page.goto(link.url);
+      for (const [name, path] of Object.entries(pages)) {
+        if (only.length > 0 && !only.includes(name)) continue;
+        if (path) await page.goto(`${url}/portal${path === "own" ? `/endpoints/${kind === "light" ? made.erp.id : made.crm.id}` : path}`);
+        await page.getByRole("heading", { level: 1 }).first().waitFor();
+        await shoot(name);
+      }
+      if (only.length === 0 || only.includes("portal-new-endpoint")) {
+        await page.goto(`${url}/portal/endpoints?create=1`);
+        const dialog = page.getByRole("dialog");
+        await dialog.getByLabel("URL").fill(receiver.url("ok/new"));
+        await shoot("portal-new-endpoint-1");
+        await dialog.getByRole("button", { name: "Next" }).click();
+        await dialog.getByRole("checkbox", { name: /invoice\.paid/ }).check();
+        await dialog.getByText("Example", { exact: true }).first().click();
+        await shoot("portal-new-endpoint-2");
+        await dialog.getByRole("button", { name: "New endpoint" }).click();
+        await dialog.getByLabel("Language").waitFor();
+        await shoot("portal-new-endpoint-3");
+      }
+      if (only.length === 0 || only.includes("portal-refused")) {
+        const other = await browser.newContext({ viewport: { width, height } });
+        const refused = await other.newPage();
+        await refused.goto(link.url);
+        await refused.getByRole("heading", { level: 1 }).waitFor();
+        await refused.screenshot({ path: join(folder, `portal-refused-${kind}.png`) });
+        await other.close();
+      }
+      await context.close();
+    }
+  }
 } finally {
   await stop();
   receiver.stop();

@@ -8,6 +8,7 @@ import { Palette } from "./components/palette";
 import { ShortcutHelp } from "./components/shortcuts";
 import { Button, Empty, Icon, Select, cx, icons } from "./components/ui";
 import { useLive } from "./lib/live";
+import { mayDo } from "./lib/session";
 import { useShortcuts } from "./lib/shortcuts";
 import { type Theme, applyTheme, theme } from "./lib/theme";
 import { useHref, withPatch } from "./lib/url";
@@ -51,8 +52,6 @@ export function App() {
 
 /** What was read for one session is not shown to another. */
 const forget = (client: QueryClient) => client.removeQueries({ predicate: (query) => query.queryKey[0] !== "session" });
-
-export const mayDo = (session: Session, scope: string) => session.scopes.includes(scope);
 
 function Frame({ session }: { session: Session }) {
   const [path, navigate] = useLocation();

@@ -1,13 +1,14 @@
 import { QueryClient, QueryClientProvider } from "@tanstack/react-query";
-import { StrictMode } from "react";
+import { StrictMode, Suspense, lazy } from "react";
 import { createRoot } from "react-dom/client";
-import { ApiError } from "./api/client";
-import { App } from "./app";
+import { ApiError, isPortal } from "./api/client";
 import { Clock, Toaster } from "./components/ui";
 import "./styles.css";
 import { applyTheme } from "./lib/theme";
 
-applyTheme();
+// Each loads what it needs.
+const Shown = lazy(() => (isPortal ? import("./portal").then((module) => ({ default: module.Portal })) : import("./app").then((module) => ({ default: module.App }))));
+if (!isPortal) applyTheme();
 
 const client = new QueryClient({
   defaultOptions: {
@@ -26,7 +27,9 @@ if (root)
       <QueryClientProvider client={client}>
         <Toaster>
           <Clock>
-            <App />
+            <Suspense>
+              <Shown />
+            </Suspense>
           </Clock>
         </Toaster>
       </QueryClientProvider>

@@ -50,7 +50,10 @@ pub(crate) fn test() -> anyhow::Result<()> {
     tools::ensure_npm()?;
     tools::ensure_chromium()?;
     install()?;
-    run(Command::new("node").args(["--test", "e2e/dashboard.test.mjs"]).env("UI_TEST_BINARY", binary()?).current_dir(home()))
+    run(Command::new("node")
+        .args(["--test", "--test-concurrency=1", "e2e/dashboard.test.mjs", "e2e/portal.test.mjs", "e2e/verification.test.mjs"])
+        .env("UI_TEST_BINARY", binary()?)
+        .current_dir(home()))
 }
 
 /// Takes a picture of every page into `target/screenshots`.

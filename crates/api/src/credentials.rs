@@ -15,12 +15,13 @@ use parking_lot::Mutex;
 use posthaste_core::bucket::{Bucket, RateLimit};
 use posthaste_core::id::{KeyId, SessionId, TenantId};
 use posthaste_core::time::Timestamp;
-use posthaste_store::{Key, KeyHash, KeyScope, SessionAccess, SessionMaker, StoredSession};
+use posthaste_store::{Key, KeyHash, KeyScope, PortalPermissions, SessionAccess, SessionMaker, StoredSession};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use crate::App;
 use crate::portal;
+use crate::portal_page::Appearance;
 use crate::problem::Problem;
 use crate::sessions;
 
@@ -34,6 +35,9 @@ pub(crate) struct Caller {
     scopes: Scopes,
     /// A portal session may be allowed to manage endpoints and yet not to see a new secret.
     pub(crate) may_see_secrets: bool,
+    /// Of a portal session.
+    pub(crate) permissions: Option<PortalPermissions>,
+    pub(crate) appearance: Option<Arc<Appearance>>,
     credential: Credential,
     /// The session that the call is made with, and when it ends.
     pub(crate) session: Option<(SessionId, Timestamp)>,
@@ -88,6 +92,8 @@ impl Caller {
             tenant: None,
             scopes: Scopes(0),
             may_see_secrets: false,
+            permissions: None,
+            appearance: None,
             credential: Credential::Nothing,
             session: None,
         }
@@ -104,6 +110,8 @@ impl Caller {
             tenant: None,
             scopes: Scopes::ALL,
             may_see_secrets: true,
+            permissions: None,
+            appearance: None,
             credential: Credential::AdminKey,
             session: None,
         }
@@ -115,19 +123,23 @@ impl Caller {
             tenant: key.tenant.clone(),
             scopes: Scopes::of(&key.scopes),
             may_see_secrets: true,
+            permissions: None,
+            appearance: None,
             credential: Credential::Key(key.id),
             session: None,
         }
     }
 
     /// Of a session of the portal.
-    fn of_portal(session: &StoredSession) -> Option<Caller> {
-        let SessionAccess::Portal { tenant, tenant_created_at, permissions } = &session.access else { return None };
+    pub(crate) fn of_portal(session: &StoredSession) -> Option<Caller> {
+        let SessionAccess::Portal { tenant, tenant_created_at, permissions, .. } = &session.access else { return None };
         Some(Caller {
             actor: format!("portal:{}", session.id).into(),
             tenant: Some(tenant.clone()),
             scopes: portal::scopes(*permissions),
             may_see_secrets: permissions.secrets,
+            permissions: Some(*permissions),
+            appearance: Appearance::of(session).map(Arc::new),
             credential: Credential::Portal { tenant_created_at: *tenant_created_at },
             session: Some((session.id, session.expires_at)),
         })

@@ -17,6 +17,7 @@ use http::header::{
 use http::{HeaderMap, Method, StatusCode, Uri};
 use sha2::{Digest, Sha256};
 
+use crate::portal_page;
 use crate::problem::Problem;
 
 /// One file of `ui/dist`, and the same compressed where that makes it smaller.
@@ -51,11 +52,17 @@ static BY_PATH: LazyLock<HashMap<&'static str, (&'static File, HeaderValue)>> = 
     FILES.iter().map(|file| (file.path, (file, tag(file)))).collect()
 });
 
+/// Whether this is a page of the portal, which the operator's own pages may frame.
+pub(crate) fn is_portal(uri: &Uri) -> bool {
+    uri.path().strip_prefix(portal_page::PATH).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
 /// Answers what no route of the API is for.
 pub(crate) fn answer(method: &Method, uri: &Uri, headers: &HeaderMap) -> Response {
     let path = uri.path().trim_start_matches('/');
     let is_page = path.is_empty() || PAGES.contains(&path.split('/').next().unwrap_or_default());
-    let name = if is_page { INDEX } else { path };
+    let is_portal_page = is_portal(uri) && !path.ends_with(".js");
+    let name = if is_page || is_portal_page { INDEX } else { path };
     match BY_PATH.get(name) {
         Some((file, tag)) if method == Method::GET || method == Method::HEAD => serve(file, tag, method, headers),
         Some(_) | None => Problem::not_found().into_response(),

@@ -326,7 +326,7 @@ pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
     let Ok(tenant) = call.caller.narrowed_to(call.query.tenant()?) else {
         return Ok(call.list(LIST, Rows::<EndpointView>::none()));
     };
-    let rows = call.app.store.endpoints(EndpointQuery { tenant, uid, before, limit: limit + 1 }).await?;
+    let rows = call.app.store.endpoints(EndpointQuery { tenant, uid, is_disabled: false, before, limit: limit + 1 }).await?;
     let shown: Vec<EndpointId> = rows.iter().take(limit).map(|row| row.endpoint.id).collect();
     let mut observed = lanes_and_health(&call.app, &shown).await?;
     let mut tenants: BTreeMap<TenantId, Option<Tenant>> = BTreeMap::new();
@@ -442,7 +442,7 @@ pub(crate) async fn put(call: Call) -> Result<Response, Problem> {
 }
 
 async fn find_by_uid(call: &Call, tenant: &TenantId, uid: &EndpointUid) -> Result<Option<LoadedEndpoint>, Problem> {
-    let query = EndpointQuery { tenant: Some(tenant.clone()), uid: Some(uid.clone()), before: None, limit: 1 };
+    let query = EndpointQuery { tenant: Some(tenant.clone()), uid: Some(uid.clone()), limit: 1, ..EndpointQuery::default() };
     match call.app.store.endpoints(query).await?.pop() {
         Some(stored) => Ok(Some(complete(&call.app, stored).await?)),
         None => Ok(None),

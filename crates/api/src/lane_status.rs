@@ -69,6 +69,11 @@ impl LaneStatus {
         self.lane.as_ref().is_some_and(|lane| due <= lane.at && lane.in_flight.contains(&delivery))
     }
 
+    /// Since when every attempt has failed, if the last one has.
+    pub(crate) fn failing_since(&self) -> Option<Timestamp> {
+        self.lane.as_ref()?.memory.health.failing_since()
+    }
+
     /// Why nothing can be sent there: the rule that forbids it, or that its configuration cannot be read.
     pub(crate) fn blocked(&self) -> Option<&str> {
         self.lane.as_ref()?.blocked.as_deref()

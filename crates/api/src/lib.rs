@@ -3,6 +3,7 @@
 //! Only this crate shapes our public JSON. What a caller may see follows from its credential alone: users, the command
 //! line, the dashboard and the portal all come through the same table of routes (`routes.rs`).
 
+mod attention;
 mod audit;
 mod backlog;
 mod batch;
@@ -34,6 +35,7 @@ mod openapi;
 mod patch;
 mod policies;
 mod portal;
+mod portal_page;
 mod problem;
 mod query;
 mod replays;
@@ -89,6 +91,8 @@ pub struct Options {
     /// What applies to a tenant that does not set its own.
     pub tenants: TenantDefaults,
     pub timeout_rules: TimeoutRules,
+    /// The operator's own applications: their pages may frame the portal, have its logo, and call the API with portal tokens.
+    pub portal_origins: Vec<String>,
     /// Where deliveries may go, as far as that can be known when an endpoint is made.
     pub destinations: destination::Policy,
     /// A tenant has to be made before it can be used.
@@ -132,6 +136,7 @@ impl Default for Options {
             policies: Policies::default(),
             tenants: TenantDefaults::default(),
             timeout_rules: TimeoutRules::default(),
+            portal_origins: vec![],
             destinations: destination::Policy::default(),
             strict_tenants: false,
             reserved_tenant: None,
@@ -183,6 +188,7 @@ struct Shared {
     readiness: Readiness,
     hold: hold::Remembered,
     backlogs: backlog::BacklogCache,
+    attention: attention::Found,
     streams: Arc<streams::Streams>,
     /// Requests that met a bug of ours.
     panics: Arc<AtomicU64>,
@@ -221,6 +227,7 @@ pub fn router(store: Arc<dyn Store>, options: Options, admin_key: &str) -> Route
         readiness: Readiness::new(Arc::clone(&store), options.metrics.clone(), false),
         hold: hold::Remembered::default(),
         backlogs: backlog::BacklogCache::default(),
+        attention: attention::Found::default(),
         streams: streams::Streams::new(options.streams_max),
         panics,
         document: docs::Document::new(&table),
@@ -274,11 +281,16 @@ async fn framed(app: &App, request: Request, answer: impl AsyncFnOnce(Request) -
     let address_bytes = request.uri().path_and_query().map_or(0, |address| address.as_str().len());
     let headers_bytes: usize = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
     let is_api = request.uri().path().starts_with("/v1/");
+    let is_portal = dashboard::is_portal(request.uri());
+    let reader = portal_page::reader(app, request.uri().path(), request.headers());
+    let preflight = portal_page::preflight(app, request.method(), request.uri().path(), request.headers());
     let id = HeaderValue::try_from(format!("req_{:032x}", rand::random::<u128>())).expect("digits and letters");
     let mut response = if address_bytes > ADDRESS_BYTES_MAX {
         Problem::address_too_long(ADDRESS_BYTES_MAX).into_response()
     } else if headers_bytes > HEADERS_BYTES_MAX {
         Problem::headers_too_large(HEADERS_BYTES_MAX).into_response()
+    } else if let Some(preflight) = preflight {
+        preflight
     } else {
         let method = request.method().clone();
         let response = unless_it_panics(answer(request), &app.panics, &id).await;
@@ -293,8 +305,14 @@ async fn framed(app: &App, request: Request, answer: impl AsyncFnOnce(Request) -
     if !headers.contains_key(CONTENT_SECURITY_POLICY) {
         headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'"));
     }
+    if is_portal {
+        portal_page::frame_page(app, &mut response);
+    }
+    if let Some(origin) = reader {
+        portal_page::let_read(&mut response, origin);
+    }
     if is_api {
-        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     }
     write_uses(app);
     response

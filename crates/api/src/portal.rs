@@ -10,6 +10,7 @@ use axum::response::Response;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use http::StatusCode;
+use http::header::SET_COOKIE;
 use posthaste_core::id::{KeyId, SessionId};
 use posthaste_core::time::Timestamp;
 use posthaste_store::{
@@ -22,8 +23,10 @@ use utoipa::ToSchema;
 use crate::call::{Call, Rows, answer, no_content, with_change};
 use crate::credentials::{Scopes, hash_of};
 use crate::endpoints::refused;
+use crate::portal_page::{self, Appearance, cookie_of, session_of, token_of};
 use crate::problem::Problem;
 use crate::query::KEY;
+use crate::sessions::check_origin;
 
 /// Of the token of a session.
 pub(crate) const TOKEN_PREFIX: &str = "phs_";
@@ -59,18 +62,20 @@ pub(crate) struct NewPortalLink {
     /// How long the session lasts, from now on. One hour unless said.
     #[schema(minimum = 1, maximum = 604_800)]
     expires_in_seconds: Option<u64>,
+    /// How the portal looks to whoever opens the link.
+    appearance: Option<Appearance>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-enum Permission {
+pub(crate) enum Permission {
     View,
     Manage,
     Secrets,
     Replay,
 }
 
-fn shown(permissions: PortalPermissions) -> Vec<Permission> {
+pub(crate) fn shown(permissions: PortalPermissions) -> Vec<Permission> {
     let PortalPermissions { view, manage, secrets, replay } = permissions;
     let all =
         [(Permission::View, view), (Permission::Manage, manage), (Permission::Secrets, secrets), (Permission::Replay, replay)];
@@ -103,6 +108,9 @@ pub(crate) async fn create(call: Call) -> Result<Response, Problem> {
     if !(1..=EXPIRES_IN_SECONDS_MAX).contains(&seconds) {
         return Err(Problem::invalid("expires_in_seconds", "1 to 604,800 (7 days)"));
     }
+    if let Some(appearance) = &new.appearance {
+        appearance.check(&call.app.options.portal_origins)?;
+    }
     let made_by = call
         .caller
         .session_maker(&call.app)
@@ -125,6 +133,7 @@ pub(crate) async fn create(call: Call) -> Result<Response, Problem> {
                 secrets: has(Permission::Secrets),
                 replay: has(Permission::Replay),
             },
+            appearance: new.appearance.as_ref().map(Appearance::write),
         },
         made_by,
         created_at: now,
@@ -152,14 +161,18 @@ pub(crate) fn secret(prefix: &str) -> String {
 #[serde(deny_unknown_fields)]
 pub(crate) struct PortalCode {
     code: String,
+    /// Keep the token in a cookie that scripts cannot read, as the portal's own pages do, instead of answering it.
+    #[serde(default)]
+    cookie: bool,
 }
 
 // No `Debug`: it carries a credential.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct StartedPortalSession {
     id: String,
-    /// A credential of this API, for the `Authorization` header.
-    token: String,
+    /// A credential of this API, for the `Authorization` header; not where it is in a cookie.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token: Option<String>,
     tenant: String,
     permissions: Vec<Permission>,
     #[schema(format = DateTime)]
@@ -170,23 +183,37 @@ pub(crate) struct StartedPortalSession {
 pub(crate) async fn start(call: Call) -> Result<Response, Problem> {
     let (call, body) = call.body().await?;
     let given: PortalCode = body.parse()?;
-    let token = secret(TOKEN_PREFIX);
+    if given.cookie {
+        // Whoever could set the cookie of a stranger's browser would show their own tenant to its reader.
+        check_origin(&call.app, &call.parts.headers)?;
+    }
+    let token = token_of(&call.app, &given.code);
     let audit = call.audit("portal-session.start", &"", None);
     let (code, hash) = (hash_of(given.code.as_bytes()), hash_of(token.as_bytes()));
-    let started = call.app.store.start_session(code, hash, audit).await?;
+    let mut started = call.app.store.start_session(code, hash, audit).await?;
+    if started.is_none() && given.cookie && cookie_of(&call.app, &call.parts.headers) == Some(token.as_str()) {
+        // A used link that is opened again where its session lives goes on.
+        started = session_of(&call.app, &token).await?;
+    }
     // One that was made with a first key that has been replaced since is as good as revoked.
     let started = started.filter(|session| call.app.admin_key.may_have_made(&call.app, session));
     let Some(StoredSession { id, access: SessionAccess::Portal { tenant, permissions, .. }, expires_at, .. }) = started else {
         return Err(call.app.failures.refuse(call.address(), call.app.store.now(), code_refused()));
     };
+    let lifetime = expires_at.since(call.app.store.now());
+    let set_cookie = given.cookie.then(|| portal_page::cookie(&call.app, &token, lifetime));
     let session = StartedPortalSession {
         id: id.to_string(),
-        token,
+        token: (!given.cookie).then_some(token),
         tenant: tenant.to_string(),
         permissions: shown(permissions),
         expires_at: expires_at.to_rfc3339(),
     };
-    Ok(answer(StatusCode::CREATED, &session))
+    let mut response = answer(StatusCode::CREATED, &session);
+    if let Some(cookie) = set_cookie {
+        response.headers_mut().insert(SET_COOKIE, cookie);
+    }
+    Ok(response)
 }
 
 fn code_refused() -> Problem {

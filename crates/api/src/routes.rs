@@ -27,8 +27,8 @@ use crate::query::{
     TENANT_OF_UID, TO, TYPE, UID,
 };
 use crate::{
-    App, audit, batch, cluster, dashboard, dead_letters, deliveries, docs, endpoint_verbs, endpoints, event_types, events, filters,
-    framed, health, hold, keys, metrics, portal, replays, sessions, statistics, stream, tenants,
+    App, attention, audit, batch, cluster, dashboard, dead_letters, deliveries, docs, endpoint_verbs, endpoints, event_types,
+    events, filters, framed, health, hold, keys, metrics, portal, replays, sessions, statistics, stream, tenants,
 };
 
 type Answered = Pin<Box<dyn Future<Output = Result<Response, Problem>> + Send>>;
@@ -506,6 +506,10 @@ pub(crate) fn table() -> Vec<Route> {
             .says("What the dashboard's first page shows.")
             .asks(&[TENANT, FROM, TO])
             .gives::<statistics::Overview>(200, "Counts, and what waits and why."),
+        get("/v1/attention", "listAttention", Access::Scope(Read), attention::list)
+            .says("What needs a person now: open circuits, disabled, blocked and failing endpoints, what has been due for too long, and dead letters by endpoint, reason and status.")
+            .asks(&[TENANT])
+            .gives_list::<attention::AttentionView>(),
         get("/v1/stream", "stream", Access::Scope(Read), stream::follow)
             .says("Deliveries as they change, as server-sent events: `delivery` with one as it stands, `missed` with how many there was no time for, `lagging` when more wait than are followed. After a break `Last-Event-ID` goes on where it was.")
             .asks(&[TENANT, ENDPOINT])

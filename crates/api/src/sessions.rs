@@ -19,7 +19,8 @@ use crate::App;
 use crate::call::{Call, answer, no_content, ok};
 use crate::credentials::{Caller, caller_of_hash, hash_of};
 use crate::endpoints::refused;
-use crate::portal::secret;
+use crate::portal::{self, Permission, secret};
+use crate::portal_page::{self, Appearance};
 use crate::problem::Problem;
 
 /// A day's work.
@@ -33,6 +34,9 @@ const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Who is calling, by a cookie.
 pub(crate) async fn identify(app: &App, headers: &HeaderMap) -> Result<Caller, Problem> {
+    if portal_page::is_asked(headers) {
+        return portal_page::identify(app, headers).await;
+    }
     let token = shown(app, headers).filter(|token| token.starts_with(TOKEN_PREFIX)).ok_or_else(Problem::unauthorized)?;
     let session = app.store.session(hash_of(token.as_bytes())).await?.ok_or_else(Problem::unauthorized)?;
     let caller = match (&session.access, session.made_by, session.key) {
@@ -47,10 +51,12 @@ pub(crate) async fn identify(app: &App, headers: &HeaderMap) -> Result<Caller, P
 
 /// The cookie's value.
 fn shown<'a>(app: &App, headers: &'a HeaderMap) -> Option<&'a str> {
-    let name = cookie_name(app);
-    let mut shown = headers
-        .get_all(COOKIE)
-        .iter()
+    cookie_value(headers.get_all(COOKIE).iter(), cookie_name(app))
+}
+
+/// The value of the first cookie of this name.
+pub(crate) fn cookie_value<'a>(cookies: impl Iterator<Item = &'a HeaderValue>, name: &str) -> Option<&'a str> {
+    let mut shown = cookies
         .filter_map(|value| value.to_str().ok())
         .flat_map(|value| value.split(';'))
         .filter_map(|pair| pair.trim().split_once('='))
@@ -88,7 +94,7 @@ fn origin_of(url: &str) -> &str {
     &url[..end]
 }
 
-fn is_secure(app: &App) -> bool {
+pub(crate) fn is_secure(app: &App) -> bool {
     app.options.public_url.starts_with("https://")
 }
 
@@ -113,6 +119,12 @@ pub(crate) struct SessionView {
     tenant: Option<String>,
     #[schema(value_type = Vec<String>)]
     scopes: Vec<&'static str>,
+    /// Of a session of the portal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    permissions: Option<Vec<Permission>>,
+    /// Of a session of the portal whose link says how it looks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    appearance: Option<Appearance>,
     /// `null` where the call was made with a key.
     #[schema(format = DateTime)]
     expires_at: Option<String>,
@@ -123,6 +135,8 @@ fn view(caller: &Caller, expires_at: Option<Timestamp>) -> SessionView {
         actor: caller.actor.to_string(),
         tenant: caller.tenant.as_ref().map(|tenant| tenant.as_str().to_owned()),
         scopes: KeyScope::ALL.into_iter().filter(|scope| caller.has(*scope)).map(KeyScope::name).collect(),
+        permissions: caller.permissions.map(portal::shown),
+        appearance: caller.appearance.as_deref().cloned(),
         expires_at: expires_at.map(Timestamp::to_rfc3339),
     }
 }
@@ -163,7 +177,8 @@ pub(crate) async fn end(call: Call) -> Result<Response, Problem> {
         call.app.store.end_sessions(EndSessions::One(id), audit).await?;
     }
     let mut response = no_content();
-    response.headers_mut().insert(SET_COOKIE, cookie(&call.app, "", Duration::ZERO));
+    let ended = if portal_page::is_asked(&call.parts.headers) { portal_page::cookie } else { cookie };
+    response.headers_mut().insert(SET_COOKIE, ended(&call.app, "", Duration::ZERO));
     Ok(response)
 }
 

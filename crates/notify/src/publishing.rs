@@ -101,7 +101,7 @@ pub(crate) async fn publish(store: &dyn Store, options: &Options, message: &Mess
 /// The endpoint of a tenant's own URL: made, changed or taken away, as the tenant says.
 async fn keep_endpoint(store: &dyn Store, operators: &TenantId, tenant: &TenantId, url: Option<&str>) -> Result<(), Error> {
     let uid = uid_of(tenant);
-    let query = EndpointQuery { tenant: Some(operators.clone()), uid: Some(uid.clone()), before: None, limit: 1 };
+    let query = EndpointQuery { tenant: Some(operators.clone()), uid: Some(uid.clone()), limit: 1, ..EndpointQuery::default() };
     let found = store.endpoints(query).await?.into_iter().next();
     let (change, action, subject) = match (found, url) {
         (None, None) => return Ok(()),

@@ -85,7 +85,7 @@ impl Search {
 pub(crate) async fn overlaps_ending(store: &dyn Store, options: &Options) -> Result<Vec<Message>, Error> {
     let (mut messages, mut before) = (Vec::new(), None);
     loop {
-        let endpoints = store.endpoints(EndpointQuery { tenant: None, uid: None, before, limit: PAGE }).await?;
+        let endpoints = store.endpoints(EndpointQuery { tenant: None, uid: None, is_disabled: false, before, limit: PAGE }).await?;
         let now = store.now();
         for stored in &endpoints {
             before = Some(stored.endpoint.id);

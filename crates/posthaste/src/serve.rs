@@ -396,6 +396,7 @@ fn api_options(settings: &Settings, address: SocketAddr, master_key: &MasterKey)
         tenants: settings.tenant_defaults(),
         timeout_rules: settings.timeout_rules().expect("checked when they were read"),
         destinations: egress_policy(settings),
+        portal_origins: settings.portal_origins.clone(),
         strict_tenants: settings.strict_tenants,
         reserved_tenant: Some(settings.notifications_tenant.clone()),
         body_bytes_max: settings.payload_bytes_max,

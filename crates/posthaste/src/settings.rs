@@ -27,7 +27,7 @@ use posthaste_traces::{Collector, CollectorHeader};
 
 use rule::{
     Kind, Rule, address, also_status, api_key, boolean, bytes, collector, collector_header, database_address, free_text, ip, list,
-    log_levels, mail_address, mail_server, master_key, network, number, one_of, optional, path, proxy_address, tenant,
+    log_levels, mail_address, mail_server, master_key, network, number, one_of, optional, origin, path, proxy_address, tenant,
     type_patterns, web_address, window,
 };
 pub(crate) use source::{Flags, Mistakes};
@@ -75,6 +75,7 @@ settings! {
         connections_per_address_max: usize = number(1, 1_000_000), "1024", "Open connections from one client address, or from one IPv6 network of 64 bits";
         trusted_proxies: Vec<IpNet> = list(network()), "", "Networks of proxies in front of this server: their connections are not counted by address";
         header_timeout_ms: u64 = number(1_000, 600_000), "30000", "How long a caller may take over the head of a request";
+        portal_origins: Vec<String> = list(origin()), "", "Origins of your own applications, whose pages may frame the portal, have its logo, and call the API with portal tokens";
         strict_tenants: bool = boolean(), "false", "Refuse tenants that nobody has made";
     }
     "Keys" {

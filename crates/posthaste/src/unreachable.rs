@@ -30,7 +30,8 @@ impl Unreachable {
     pub(crate) async fn count(store: &dyn Store, policy: &Policy) -> Result<Unreachable, Error> {
         let (mut unreachable, mut before) = (Unreachable::default(), None);
         loop {
-            let page = store.endpoints(EndpointQuery { tenant: None, uid: None, before, limit: PAGE_ROWS }).await?;
+            let page =
+                store.endpoints(EndpointQuery { tenant: None, uid: None, is_disabled: false, before, limit: PAGE_ROWS }).await?;
             for stored in page.iter().filter(|stored| stored.endpoint.status != Status::Disabled) {
                 unreachable.add(policy, &stored.endpoint.url);
             }

@@ -199,6 +199,8 @@ pub struct AuditRow {
 pub struct EndpointQuery {
     pub tenant: Option<TenantId>,
     pub uid: Option<EndpointUid>,
+    /// Only those that are disabled.
+    pub is_disabled: bool,
     pub before: Option<EndpointId>,
     pub limit: usize,
 }

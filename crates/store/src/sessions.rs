@@ -37,7 +37,13 @@ pub enum SessionAccess {
     /// All that the key that made it may do.
     Dashboard,
     /// One tenant, the one of this name that was made at this time.
-    Portal { tenant: TenantId, tenant_created_at: Timestamp, permissions: PortalPermissions },
+    Portal {
+        tenant: TenantId,
+        tenant_created_at: Timestamp,
+        permissions: PortalPermissions,
+        /// How its pages look: a document that the API writes and reads.
+        appearance: Option<String>,
+    },
 }
 
 /// The key that a session was made with, and that it ends with.

@@ -9,6 +9,7 @@ export type Attempt = Schemas["Attempt"];
 export type EventView = Schemas["Event"];
 export type Replay = Schemas["Replay"];
 export type Session = Schemas["Session"];
+export type Need = Schemas["Attention"];
 
 /** What the server said when it did not do what was asked. */
 export class ApiError extends Error {
@@ -22,7 +23,10 @@ export class ApiError extends Error {
   }
 }
 
-export const api = createClient<paths>({ baseUrl: "/" });
+/** The portal is the same code at an address of its own, with a cookie of its own. */
+export const isPortal = location.pathname === "/portal" || location.pathname.startsWith("/portal/");
+
+export const api = createClient<paths>({ baseUrl: "/", headers: isPortal ? { "posthaste-session": "portal" } : {} });
 
 interface Answer<T> {
   data?: T;

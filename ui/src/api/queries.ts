@@ -2,7 +2,7 @@
 import { type UseInfiniteQueryResult, useInfiniteQuery, useQuery } from "@tanstack/react-query";
 import { since } from "../lib/format";
 import { member } from "../lib/raw-json";
-import { type ApiError, type Attempt, type Delivery, type Endpoint, type EventView, type Replay, type Schemas, answered, api, unwrap } from "./client";
+import { type ApiError, type Attempt, type Delivery, type Endpoint, type EventView, type Need, type Replay, type Schemas, answered, api, unwrap } from "./client";
 
 export interface Page<T> {
   data: T[];
@@ -75,6 +75,14 @@ export const useStats = (tenant: string | undefined, range: string) =>
   useQuery({
     queryKey: ["live", "stats", tenant, range],
     queryFn: () => unwrap(api.GET("/v1/stats", { params: { query: { tenant, from: since(range) } } })),
+    refetchInterval: 15_000,
+    placeholderData: (before) => before,
+  });
+
+export const useAttention = (tenant: string | undefined) =>
+  useQuery({
+    queryKey: ["live", "attention", tenant],
+    queryFn: async (): Promise<Need[]> => (await unwrap(api.GET("/v1/attention", { params: { query: { tenant } } }))).data,
     refetchInterval: 15_000,
     placeholderData: (before) => before,
   });

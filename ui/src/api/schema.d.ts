@@ -106,6 +106,23 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/attention": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** What needs a person now: open circuits, disabled, blocked and failing endpoints, what has been due for too long, and dead letters by endpoint, reason and status. */
+        get: operations["listAttention"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/audit": {
         parameters: {
             query?: never;
@@ -811,6 +828,17 @@ export interface components {
         };
         /** @enum {string} */
         Always: "always";
+        /** @description How the portal looks to the people who open a link. */
+        Appearance: {
+            font?: components["schemas"]["PortalFont"] | null;
+            /** @description An image from one of the origins in the setting `portal_origins`. */
+            logo_url?: string | null;
+            /** @description The operator's name, shown instead of Posthaste's. */
+            name?: string | null;
+            /** @description Of buttons and links, such as `#3451d1`. Text on it stays readable. */
+            primary_color?: string | null;
+            theme?: components["schemas"]["PortalTheme"] | null;
+        };
         /** @description One try. */
         Attempt: {
             /** Format: date-time */
@@ -843,6 +871,28 @@ export interface components {
             timings: components["schemas"]["Timings"];
             /** @description Where it was sent. */
             url?: string | null;
+        };
+        /** @description One thing that needs a person. */
+        Attention: {
+            /**
+             * Format: int64
+             * @description How many deliveries it concerns; `null` where that is not counted.
+             */
+            count?: number | null;
+            /** @description One of them. */
+            delivery?: string | null;
+            endpoint?: string | null;
+            endpoint_url?: string | null;
+            /** Format: date-time */
+            first_seen?: string | null;
+            kind: components["schemas"]["Kind"];
+            /** Format: date-time */
+            last_seen?: string | null;
+            /** @description For dead letters a `dead_reason`; else what went wrong, in words. */
+            reason?: string | null;
+            /** Format: int32 */
+            status_code?: number | null;
+            tenant?: string | null;
         };
         AuditEntry: {
             /** @description Such as `endpoint.change`. */
@@ -1277,6 +1327,11 @@ export interface components {
             scopes: string[];
             tenant?: string | null;
         };
+        /**
+         * @description What is wrong.
+         * @enum {string}
+         */
+        Kind: "deliveries_stalled" | "no_node" | "clock" | "circuit_open" | "endpoint_disabled" | "endpoint_blocked" | "endpoint_failing" | "oldest_due" | "dead_letters_growing" | "dead_letters";
         MaintenanceWindow: {
             /** Format: date-time */
             from: string;
@@ -1327,6 +1382,7 @@ export interface components {
         };
         /** @description For whom, for what, and for how long. */
         NewPortalLink: {
+            appearance?: components["schemas"]["Appearance"] | null;
             /**
              * Format: int64
              * @description How long the session lasts, from now on. One hour unless said.
@@ -1381,7 +1437,14 @@ export interface components {
         /** @description The code of a link. */
         PortalCode: {
             code: string;
+            /** @description Keep the token in a cookie that scripts cannot read, as the portal's own pages do, instead of answering it. */
+            cookie?: boolean;
         };
+        /**
+         * @description Fonts that readers have: none is downloaded.
+         * @enum {string}
+         */
+        PortalFont: "sans" | "serif" | "rounded" | "monospace";
         PortalLink: {
             /**
              * Format: date-time
@@ -1415,6 +1478,11 @@ export interface components {
             started_at?: string | null;
             tenant: string;
         };
+        /**
+         * @description `auto` follows the reader's system.
+         * @enum {string}
+         */
+        PortalTheme: "auto" | "light" | "dark";
         /** @enum {string} */
         PrefixName: "v1=" | "sha256=";
         /** @description What went wrong, for programs (`type`, `errors[].field`) and for people (`title`, `detail`). */
@@ -1560,11 +1628,14 @@ export interface components {
         Session: {
             /** @description As the audit log names the caller. */
             actor: string;
+            appearance?: components["schemas"]["Appearance"] | null;
             /**
              * Format: date-time
              * @description `null` where the call was made with a key.
              */
             expires_at?: string | null;
+            /** @description Of a session of the portal. */
+            permissions?: components["schemas"]["Permission"][] | null;
             scopes: string[];
             /** @description `null`: all tenants. */
             tenant?: string | null;
@@ -1587,8 +1658,8 @@ export interface components {
             id: string;
             permissions: components["schemas"]["Permission"][];
             tenant: string;
-            /** @description A credential of this API, for the `Authorization` header. */
-            token: string;
+            /** @description A credential of this API, for the `Authorization` header; not where it is in a cookie. */
+            token?: string | null;
         };
         /** @description How deliveries have fared. */
         Stats: {
@@ -2083,6 +2154,47 @@ export interface operations {
             404: components["responses"]["404"];
             414: components["responses"]["414"];
             422: components["responses"]["422"];
+            431: components["responses"]["431"];
+            503: components["responses"]["503"];
+        };
+    };
+    listAttention: {
+        parameters: {
+            query?: {
+                /** @description Only what belongs to this tenant. */
+                tenant?: string;
+            };
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description A page. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": {
+                        /**
+                         * Format: date-time
+                         * @description When it was read. What depends on a delivery that is under way is at most two seconds older.
+                         */
+                        as_of: string;
+                        data: components["schemas"]["Attention"][];
+                        /** @description Where the next page begins; null on the last. */
+                        next_cursor: string | null;
+                    };
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            414: components["responses"]["414"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
             431: components["responses"]["431"];
             503: components["responses"]["503"];
         };

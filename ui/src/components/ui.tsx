@@ -35,7 +35,7 @@ export const icons = {
 
 type Kind = "primary" | "plain" | "danger" | "ghost";
 const kinds: Record<Kind, string> = {
-  primary: "bg-accent-fill text-white border-transparent hover:brightness-110",
+  primary: "bg-accent-fill text-on-accent border-transparent hover:brightness-110",
   plain: "bg-surface border-line-strong hover:bg-hover",
   danger: "bg-surface border-line-strong text-bad hover:bg-bad-soft",
   ghost: "border-transparent text-muted hover:bg-hover hover:text-text",

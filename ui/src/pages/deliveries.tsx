@@ -2,8 +2,8 @@
 import { useQueryClient } from "@tanstack/react-query";
 import { type FormEvent, useState } from "react";
 import { useLocation, useSearch } from "wouter";
-import { mayDo } from "../app";
-import { type Delivery, type Session, api, forEach, unwrap } from "../api/client";
+import { mayDo } from "../lib/session";
+import { type Delivery, type Session, api, forEach, isPortal, unwrap } from "../api/client";
 import { type DeliveryFilters, useDeliveries } from "../api/queries";
 import { type Column, List, Pages } from "../components/list";
 import { targets } from "../components/palette";
@@ -99,7 +99,7 @@ export function DeliveriesPage({ session, open, dead = false }: { session: Sessi
     dead
       ? { head: t.deadLetters.reason, from: "sm", cell: (row) => <span className="text-bad">{t.dead[row.dead_reason ?? ""] ?? row.dead_reason}</span> }
       : { head: t.status.label ?? "", from: "sm", cell: (row) => <StatusBadge status={row.status} hold={row.hold_reason} /> },
-    { head: t.deliveries.tenant, from: "lg", wide: true, cell: (row) => row.tenant },
+    ...(isPortal ? [] : [{ head: t.deliveries.tenant, from: "lg", wide: true, cell: (row: Delivery) => row.tenant } as Column<Delivery>]),
     { head: t.deliveries.answer, from: "md", wide: true, cell: (row) => <Answer delivery={row} /> },
     { head: t.deliveries.attempts, from: "lg", wide: true, right: true, cell: (row) => <span className="num text-muted">{`${row.attempt_count} / ${row.max_attempts}`}</span> },
     ...(dead ? [] : [{ head: t.deliveries.next, from: "xl", wide: true, right: true, cell: (row: Delivery) => (row.next_attempt_at ? <Time at={row.next_attempt_at} /> : <span className="text-muted">–</span>) } as Column<Delivery>]),

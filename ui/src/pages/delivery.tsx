@@ -2,8 +2,8 @@
 import { useQueryClient } from "@tanstack/react-query";
 import { type ReactNode, useState } from "react";
 import { Link } from "wouter";
-import { mayDo } from "../app";
-import { type Attempt, type Delivery, type Session, api, messageOf, unwrap } from "../api/client";
+import { mayDo } from "../lib/session";
+import { type Attempt, type Delivery, type Session, api, isPortal, messageOf, unwrap } from "../api/client";
 import { useAttempts, useDelivery, useEvent } from "../api/queries";
 import { Button, Confirm, Failure, Facts, Icon, Id, Json, Rows, StatusBadge, Time, type Tone, cx, icons, useToast } from "../components/ui";
 import { absolute, address, number } from "../lib/format";
@@ -82,7 +82,7 @@ export function DeliveryPanel({ id, session, back }: { id: string; session: Sess
             [t.delivery.title, <Id key="i" id={delivery.id} />],
             [t.delivery.event, <Link key="e" className="link mono" href={`/events/${encodeURIComponent(delivery.event)}?tenant=${encodeURIComponent(delivery.tenant)}`}>{delivery.event}</Link>],
             [t.delivery.endpoint, <Link key="p" className="link mono" href={`/endpoints/${delivery.endpoint}`}>{delivery.endpoint}</Link>],
-            [t.deliveries.tenant, <Link key="t" className="link" href={`/tenants/${encodeURIComponent(delivery.tenant)}`}>{delivery.tenant}</Link>],
+            ...(isPortal ? [] : ([[t.deliveries.tenant, <Link key="t" className="link" href={`/tenants/${encodeURIComponent(delivery.tenant)}`}>{delivery.tenant}</Link>]] as [string, ReactNode][])),
             ...(delivery.ordering_key ? ([[t.delivery.ordering, <code key="o">{delivery.ordering_key}</code>]] as [string, ReactNode][]) : []),
             ...(delivery.expires_at ? ([[t.delivery.expires, <Time key="x" at={delivery.expires_at} />]] as [string, ReactNode][]) : []),
             ...(delivery.replay_of ? ([[t.delivery.replayOf, <Link key="ro" className="link mono" href={`/deliveries/${delivery.replay_of}`}>{delivery.replay_of}</Link>]] as [string, ReactNode][]) : []),

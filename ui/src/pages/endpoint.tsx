@@ -2,8 +2,8 @@
 import { useQueryClient } from "@tanstack/react-query";
 import { type ReactNode, useEffect, useState } from "react";
 import { Link, useLocation, useSearch } from "wouter";
-import { mayDo } from "../app";
-import { ApiError, type Endpoint, type Schemas, type Session, api, unwrap } from "../api/client";
+import { mayDo } from "../lib/session";
+import { ApiError, type Endpoint, type Schemas, type Session, api, isPortal, unwrap } from "../api/client";
 import { useEndpoint, useEndpointStats } from "../api/queries";
 import { Text } from "../components/replay-wizard";
 import { Badge, Button, Confirm, Copy, Dialog, Failure, Facts, Field, FormError, Id, PageHeader, Rows, Time, statusTone, useToast } from "../components/ui";
@@ -112,7 +112,7 @@ export function EndpointPage({ id, session }: { id: string; session: Session }) 
               <Facts
                 items={[
                   [t.delivery.endpoint, <Id key="i" id={endpoint.id} />],
-                  [t.deliveries.tenant, <Link key="t" className="link" href={`/tenants/${encodeURIComponent(endpoint.tenant)}`}>{endpoint.tenant}</Link>],
+                  ...(isPortal ? [] : ([[t.deliveries.tenant, <Link key="t" className="link" href={`/tenants/${encodeURIComponent(endpoint.tenant)}`}>{endpoint.tenant}</Link>]] as [string, ReactNode][])),
                   ...(endpoint.uid ? ([[t.endpoint.uid, <code key="u">{endpoint.uid}</code>]] as [string, ReactNode][]) : []),
                   [t.endpoint.signing, <code key="g">{endpoint.signing.scheme}</code>],
                   [t.deliveries.created, <Time key="m" at={endpoint.created_at} />],

@@ -1,8 +1,8 @@
 import { useQueryClient } from "@tanstack/react-query";
 import { type FormEvent, useState } from "react";
 import { useLocation } from "wouter";
-import { mayDo } from "../app";
-import { type Endpoint, type Session, api, unwrap } from "../api/client";
+import { mayDo } from "../lib/session";
+import { type Endpoint, type Session, api, isPortal, unwrap } from "../api/client";
 import { useEndpoints } from "../api/queries";
 import { type Column, List, Pages } from "../components/list";
 import { Text } from "../components/replay-wizard";
@@ -10,6 +10,7 @@ import { Badge, Button, Copy, Dialog, Field, FormError, Icon, PageHeader, Select
 import { address, number } from "../lib/format";
 import { useHref, useQuery } from "../lib/url";
 import { t } from "../strings";
+import { NewEndpoint } from "./new-endpoint";
 
 export function Health({ endpoint }: { endpoint: Endpoint }) {
   const { score } = endpoint.health;
@@ -51,7 +52,7 @@ export function EndpointsPage({ session }: { session: Session }) {
     { head: t.status.label ?? "", cell: (row) => <Badge tone={statusTone[row.status] ?? "muted"}>{t.endpoints.status[row.status] ?? row.status}</Badge> },
     { head: t.endpoints.circuit, from: "sm", cell: (row) => (row.circuit.state === "closed" ? <span className="text-muted">{t.endpoints.circuitState.closed}</span> : <Badge tone={statusTone[row.circuit.state] ?? "muted"}>{t.endpoints.circuitState[row.circuit.state] ?? row.circuit.state}</Badge>) },
     { head: t.endpoints.health, from: "md", cell: (row) => <Health endpoint={row} /> },
-    { head: t.deliveries.tenant, from: "lg", cell: (row) => row.tenant },
+    ...(isPortal ? [] : [{ head: t.deliveries.tenant, from: "lg", cell: (row: Endpoint) => row.tenant } as Column<Endpoint>]),
     { head: t.endpoints.types, from: "lg", cell: (row) => <span className="block max-w-44 truncate text-muted">{row.event_types.length ? row.event_types.join(", ") : t.endpoints.allTypes}</span> },
     { head: t.endpoints.rate, from: "xl", right: true, cell: (row) => <span className="num text-muted">{row.rate_limit && row.rate_limit !== "unlimited" ? t.endpoints.perMinute(number(row.rate_limit.max_per_minute)) : "–"}</span> },
     { head: t.endpoints.quiet, from: "xl", right: true, cell: (row) => <span className="text-muted">{row.delivery_schedule && row.delivery_schedule !== "always" && row.delivery_schedule.quiet_hours?.length ? t.common.yes : "–"}</span> },
@@ -75,7 +76,8 @@ export function EndpointsPage({ session }: { session: Session }) {
           {(rows) => <List label={t.endpoints.title} rows={rows.filter(matches)} columns={columns} id={(row) => row.id} name={(row) => row.url} href={(row) => href(`/endpoints/${row.id}`)} />}
         </Pages>
       </div>
-      {params.get("create") && <CreateEndpoint tenant={params.get("tenant") ?? session.tenant ?? ""} onClose={() => change({ create: null })} />}
+      {params.get("create") && isPortal && <NewEndpoint session={session} onClose={() => change({ create: null })} />}
+      {params.get("create") && !isPortal && <CreateEndpoint tenant={params.get("tenant") ?? session.tenant ?? ""} onClose={() => change({ create: null })} />}
     </>
   );
 }

@@ -1,8 +1,8 @@
 import { useQueryClient } from "@tanstack/react-query";
 import { type ReactNode, useState } from "react";
 import { Link } from "wouter";
-import { mayDo } from "../app";
-import { type Delivery, type EventView, type Session, api, unwrap } from "../api/client";
+import { mayDo } from "../lib/session";
+import { type Delivery, type EventView, type Session, api, isPortal, unwrap } from "../api/client";
 import { useDeliveries, useEvent, useEvents } from "../api/queries";
 import { type Column, List, Pages } from "../components/list";
 import { Button, Confirm, Failure, Facts, Id, PageHeader, Rows, Select, StatusBadge, Time } from "../components/ui";
@@ -100,7 +100,7 @@ export function EventPage({ id, session }: { id: string; session: Session }) {
             <Facts
               items={[
                 [t.events.id, <Id key="i" id={event.id} />],
-                [t.deliveries.tenant, <Link key="t" className="link" href={`/tenants/${encodeURIComponent(event.tenant)}`}>{event.tenant}</Link>],
+                ...(isPortal ? [] : ([[t.deliveries.tenant, <Link key="t" className="link" href={`/tenants/${encodeURIComponent(event.tenant)}`}>{event.tenant}</Link>]] as [string, ReactNode][])),
                 [t.events.accepted, <Time key="a" at={event.accepted_at} />],
                 ...(event.version ? ([[t.events.version, event.version]] as [string, ReactNode][]) : []),
                 ...(event.labels.length ? ([[t.events.labels, event.labels.join(", ")]] as [string, ReactNode][]) : []),

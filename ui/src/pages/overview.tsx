@@ -1,9 +1,9 @@
 // What an operator looks at first: how it goes, what waits and why, and what needs a person.
 import type { ReactNode } from "react";
 import { Link } from "wouter";
-import { mayDo } from "../app";
-import type { Delivery, Endpoint, Session } from "../api/client";
-import { useDeliveries, useEndpoints, useStats } from "../api/queries";
+import { mayDo } from "../lib/session";
+import { type Need, type Session, isPortal } from "../api/client";
+import { useAttention, useEndpoints, useStats } from "../api/queries";
 import { Chart, Legend, type Series } from "../components/charts";
 import { Badge, Failure, PageHeader, Rows, Select, Time, type Tone, cx } from "../components/ui";
 import { type Range, address, compact, number, percent, ranges } from "../lib/format";
@@ -31,12 +31,12 @@ export function OverviewPage({ session }: { session: Session }) {
   const tenant = params.get("tenant") ?? undefined;
   const stats = useStats(tenant, range);
   const endpoints = useEndpoints(tenant);
-  const dead = useDeliveries({ tenant, range }, true);
+  const attention = useAttention(tenant);
   const all = endpoints.data?.pages.flatMap((page) => page.data) ?? [];
   const open = all.filter((endpoint) => endpoint.circuit.state !== "closed");
   const total = stats.data?.total;
   const minutes = (ranges[range] ?? ranges["24h"]) / 60_000;
-  if (endpoints.isSuccess && all.length === 0 && stats.isSuccess && total?.attempts === 0) return <Welcome />;
+  if (endpoints.isSuccess && all.length === 0 && stats.isSuccess && total?.attempts === 0) return <Welcome session={session} />;
   return (
     <>
       <PageHeader title={t.overview.title}>
@@ -65,7 +65,7 @@ export function OverviewPage({ session }: { session: Session }) {
               <h2>{t.overview.attention}</h2>
               <p className="text-xs text-muted">{t.overview.attentionHint}</p>
             </div>
-            {endpoints.isSuccess && dead.isSuccess ? <Attention endpoints={all} dead={dead.data.pages.flatMap((page) => page.data)} session={session} range={range} more={dead.hasNextPage} /> : endpoints.isError ? <Failure error={endpoints.error} /> : <Rows count={4} />}
+            {attention.isSuccess ? <Attention needs={attention.data} session={session} /> : attention.isError ? <Failure error={attention.error} /> : <Rows count={4} />}
           </section>
         </div>
       </div>
@@ -173,83 +173,66 @@ function Backlog({ backlog, href }: { backlog: BacklogData; href: ReturnType<typ
   );
 }
 
-interface Need {
-  key: string;
-  tone: Tone;
-  kind: string;
-  endpoint: string;
-  url: string;
-  tenant: string;
-  text: string;
-  count?: number;
-  first?: string | null;
-  last?: string | null;
-  sample?: string;
-  action?: "pause" | "resume" | "enable" | "test";
-}
+const serious = new Set<string>(["deliveries_stalled", "no_node", "circuit_open", "endpoint_disabled", "dead_letters", "dead_letters_growing"]);
+const actions: Partial<Record<Need["kind"], "enable" | "test">> = { endpoint_disabled: "enable", circuit_open: "test", endpoint_failing: "test" };
+const isDead = (need: Need) => need.kind === "dead_letters" || need.kind === "dead_letters_growing";
+const SHOWN_MAX = 12;
 
-function needs(endpoints: Endpoint[], dead: Delivery[]): Need[] {
-  const found: Need[] = [];
-  for (const endpoint of endpoints) {
-    const base = { endpoint: endpoint.id, url: endpoint.url, tenant: endpoint.tenant };
-    if (endpoint.status === "disabled") found.push({ ...base, key: `${endpoint.id} disabled`, tone: "bad", kind: t.attention.endpoint_disabled, text: endpoint.description, last: endpoint.updated_at, action: "enable" });
-    else if (endpoint.circuit.state !== "closed") found.push({ ...base, key: `${endpoint.id} circuit`, tone: "bad", kind: t.attention.circuit_open, text: t.endpoint.consecutive(endpoint.circuit.consecutive_failures), first: endpoint.circuit.opened_at, action: "test" });
-    else if (endpoint.health.state !== "healthy") found.push({ ...base, key: `${endpoint.id} failing`, tone: "warn", kind: t.attention.endpoint_failing, text: `${t.endpoints.health} ${endpoint.health.score}`, first: endpoint.health.failing_since, action: "test" });
-  }
-  const groups = new Map<string, Need>();
-  for (const row of dead) {
-    const key = `${row.endpoint} ${row.dead_reason} ${row.last_status_code}`;
-    const group = groups.get(key);
-    if (group) {
-      group.count = (group.count ?? 0) + 1;
-      group.first = row.dead_at;
-    } else {
-      groups.set(key, { key, tone: "bad", kind: t.attention.dead_letters, endpoint: row.endpoint, url: row.endpoint_url, tenant: row.tenant, text: `${t.dead[row.dead_reason ?? ""] ?? row.dead_reason}${row.last_status_code ? ` · ${row.last_status_code}` : ""}`, count: 1, first: row.dead_at, last: row.dead_at, sample: row.id });
-    }
-  }
-  return [...found, ...[...groups.values()].sort((a, b) => (b.count ?? 0) - (a.count ?? 0))].slice(0, 12);
-}
-
-function Attention({ endpoints, dead, session, range, more }: { endpoints: Endpoint[]; dead: Delivery[]; session: Session; range: string; more: boolean }) {
-  const list = needs(endpoints, dead);
-  if (list.length === 0) return <p className="px-4 py-10 text-center text-sm text-muted">{t.overview.attentionEmpty}</p>;
+function Attention({ needs, session }: { needs: Need[]; session: Session }) {
+  const href = useHref();
+  if (needs.length === 0) return <p className="px-4 py-10 text-center text-sm text-muted">{t.overview.attentionEmpty}</p>;
+  const inspect = (need: Need) => {
+    if (isDead(need)) return href("/dead-letters", { endpoint: need.endpoint, range: "24h" });
+    return need.delivery ? href(`/deliveries/${need.delivery}`) : undefined;
+  };
+  const detail = (need: Need) => [need.kind === "dead_letters" ? (t.dead[need.reason ?? ""] ?? need.reason) : need.reason, need.status_code, need.count && !isDead(need) && t.attention.waiting(number(need.count))].filter(Boolean).join(" · ");
   return (
-    <ul className="divide-y divide-line">
-      {list.map((need) => (
-        <li key={need.key} className="flex flex-wrap items-center gap-x-3 gap-y-1.5 px-4 py-2.5">
-          <div className="min-w-0 flex-1 basis-60">
-            <div className="flex items-center gap-2">
-              <Badge tone={need.tone}>{need.count ? `${need.kind} ${(more ? t.attention.atLeast : t.attention.count)(number(need.count))}` : need.kind}</Badge>
-              <span className="truncate text-xs text-muted">{need.text}</span>
-            </div>
-            <Link href={`/endpoints/${need.endpoint}`} className="mt-0.5 block truncate text-sm hover:underline">
-              {address(need.url).host}
-              <span className="text-muted">{`${address(need.url).path} · ${need.tenant}`}</span>
-            </Link>
-          </div>
-          <span className="text-xs text-muted">
-            {need.first && (
-              <>
-                {`${t.attention.since} `}
-                <Time at={need.first} />
-              </>
-            )}
-          </span>
-          <span className="flex gap-1.5">
-            {need.sample && (
-              <Link href={`/dead-letters?endpoint=${need.endpoint}&range=${range}`} className="rounded-md border border-line-strong px-2 py-0.5 text-xs font-medium hover:bg-hover">
-                {t.attention.inspect}
-              </Link>
-            )}
-            {need.action && mayDo(session, "manage") && <EndpointAction id={need.endpoint} action={need.action} />}
-          </span>
-        </li>
-      ))}
-    </ul>
+    <>
+      <ul className="divide-y divide-line">
+        {needs.slice(0, SHOWN_MAX).map((need) => {
+          const action = actions[need.kind];
+          const to = inspect(need);
+          return (
+            <li key={`${need.kind} ${need.endpoint} ${need.reason} ${need.status_code}`} className="flex flex-wrap items-center gap-x-3 gap-y-1.5 px-4 py-2.5">
+              <div className="min-w-0 flex-1 basis-60">
+                <div className="flex items-center gap-2">
+                  <Badge tone={serious.has(need.kind) ? "bad" : "warn"}>{need.count && isDead(need) ? `${t.attention.kind[need.kind] ?? need.kind} ${t.attention.count(number(need.count))}` : (t.attention.kind[need.kind] ?? need.kind)}</Badge>
+                  <span className="truncate text-xs text-muted">{detail(need)}</span>
+                </div>
+                {need.endpoint && (
+                  <Link href={href(`/endpoints/${need.endpoint}`)} className="mt-0.5 block truncate text-sm hover:underline">
+                    {address(need.endpoint_url ?? "").host}
+                    <span className="text-muted">{`${address(need.endpoint_url ?? "").path}${isPortal ? "" : ` · ${need.tenant}`}`}</span>
+                  </Link>
+                )}
+              </div>
+              <span className="text-xs text-muted">
+                {need.first_seen && (
+                  <>
+                    {`${t.attention.since} `}
+                    <Time at={need.first_seen} />
+                  </>
+                )}
+              </span>
+              <span className="flex gap-1.5">
+                {to && (
+                  <Link href={to} className="rounded-md border border-line-strong px-2 py-0.5 text-xs font-medium hover:bg-hover">
+                    {t.attention.inspect}
+                  </Link>
+                )}
+                {need.endpoint && action && mayDo(session, "manage") && <EndpointAction id={need.endpoint} action={action} />}
+              </span>
+            </li>
+          );
+        })}
+      </ul>
+      {needs.length > SHOWN_MAX && <p className="border-t border-line px-4 py-2 text-xs text-muted">{t.attention.more(number(needs.length - SHOWN_MAX))}</p>}
+    </>
   );
 }
 
-function Welcome() {
+function Welcome({ session }: { session: Session }) {
+  if (isPortal) return <PortalWelcome session={session} />;
   const curl = `curl ${location.origin}/v1/events \\
   -H "Authorization: Bearer $POSTHASTE_API_KEY" \\
   -H "Content-Type: application/json" \\
@@ -258,7 +241,7 @@ function Welcome() {
     [
       t.welcome.one,
       t.welcome.oneHint,
-      <Link key="1" href="/endpoints?create=1" className="mt-2 inline-block rounded-md bg-accent-fill px-3 py-1.5 text-sm font-medium text-white">
+      <Link key="1" href="/endpoints?create=1" className="mt-2 inline-block rounded-md bg-accent-fill px-3 py-1.5 text-sm font-medium text-on-accent">
         {t.endpoints.create}
       </Link>,
     ],
@@ -280,6 +263,21 @@ function Welcome() {
           </li>
         ))}
       </ol>
+    </div>
+  );
+}
+
+function PortalWelcome({ session }: { session: Session }) {
+  const canCreate = mayDo(session, "manage");
+  return (
+    <div className="mx-auto max-w-xl p-6 pt-12 text-center">
+      <h1 className="mb-2">{t.portal.welcome}</h1>
+      <p className="mb-5 text-sm text-muted">{canCreate ? t.portal.welcomeHint : t.portal.welcomeReadOnly}</p>
+      {canCreate && (
+        <Link href="/endpoints?create=1" className="inline-block rounded-md bg-accent-fill px-3 py-1.5 text-sm font-medium text-on-accent">
+          {t.endpoints.create}
+        </Link>
+      )}
     </div>
   );
 }

@@ -1,6 +1,6 @@
 import { useQueryClient } from "@tanstack/react-query";
 import { Link } from "wouter";
-import { mayDo } from "../app";
+import { mayDo } from "../lib/session";
 import { type Replay, type Session, api, messageOf, unwrap } from "../api/client";
 import { useReplay, useReplays } from "../api/queries";
 import { type Column, List, Pages } from "../components/list";

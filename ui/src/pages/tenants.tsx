@@ -1,7 +1,7 @@
 import { useQueryClient } from "@tanstack/react-query";
 import { type FormEvent, useState } from "react";
 import { Link, useLocation } from "wouter";
-import { mayDo } from "../app";
+import { mayDo } from "../lib/session";
 import { type Schemas, type Session, api, unwrap } from "../api/client";
 import { useStats, useTenant, useTenants } from "../api/queries";
 import { type Column, List, Pages } from "../components/list";

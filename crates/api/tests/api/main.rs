@@ -21,6 +21,7 @@ macro_rules! on_both_databases {
     };
 }
 
+mod attention;
 mod backlog;
 mod batch;
 mod canaries;
@@ -37,6 +38,7 @@ mod hostile;
 mod metrics;
 mod owner;
 mod portal;
+mod portal_pages;
 mod replays;
 mod server;
 mod sessions;

@@ -81,7 +81,7 @@ impl Owner {
         CommandOutcome::Done
     }
 
-    async fn move_to(&self, row: &DeliveryRow, state: State) {
+    pub(crate) async fn move_to(&self, row: &DeliveryRow, state: State) {
         self.record(row, DeliveryChange::Moved { seq: row.seq, state, audit: None }).await;
     }
 

@@ -24,7 +24,7 @@ pub(super) enum Kind {
 /// For the help of every command that calls the server.
 pub(crate) const EXIT_CODES: &str = "Exit codes:
   0  fine
-  1  something unexpected; for verify: the signature is not valid
+  1  something unexpected; for verify: the signature is not valid; for status: something needs attention
   2  wrong usage
   3  the server cannot be reached
   4  the request was refused

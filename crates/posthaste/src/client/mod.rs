@@ -17,6 +17,7 @@ mod operations;
 mod overview;
 mod portal_sessions;
 mod replays;
+mod status;
 mod table;
 mod task;
 mod tenants;
@@ -68,6 +69,9 @@ pub(crate) enum ClientCommand {
     /// List the audit log, newest first
     #[command(after_help = EXIT_CODES)]
     Audit(SingleCommand<overview::Audit>),
+    /// Show what needs attention now, with the command to look further; exit code 1 if anything does
+    #[command(after_help = EXIT_CODES)]
+    Status(SingleCommand<status::Status>),
     /// Show delivery statistics
     #[command(after_help = EXIT_CODES)]
     Stats(SingleCommand<overview::Stats>),
@@ -158,6 +162,10 @@ pub(crate) fn run(command: ClientCommand) -> ExitCode {
         ClientCommand::EventTypes(of) => ended(ask(&of.connection, of.command)),
         ClientCommand::Keys(of) => ended(ask(&of.connection, of.command)),
         ClientCommand::Audit(with) => ended(ask(&with.connection, with.command)),
+        ClientCommand::Status(with) => match status::run(&with.connection, with.command) {
+            Ok(code) => code,
+            Err(failure) => ended(Err(failure)),
+        },
         ClientCommand::Stats(with) => ended(ask(&with.connection, with.command)),
         ClientCommand::PortalLink(with) => ended(ask(&with.connection, with.command)),
         ClientCommand::PortalSessions(of) => ended(ask(&of.connection, of.command)),

@@ -66,6 +66,7 @@ operations! {
     PATCH_EVENT_TYPE: "event-types patch" = PATCH "/v1/event-types/{name}";
     DELETE_EVENT_TYPE: "event-types delete" = DELETE "/v1/event-types/{name}";
     LIST_AUDIT: "audit" = GET "/v1/audit";
+    LIST_ATTENTION: "status" = GET "/v1/attention";
     READ_STATS: "stats" = GET "/v1/stats";
     CREATE_PORTAL_LINK: "portal-link" = POST "/v1/portal-links";
     LIST_PORTAL_SESSIONS: "portal-sessions list" = GET "/v1/portal-sessions";

@@ -86,6 +86,9 @@ pub(crate) struct PortalLink {
     /// How long the session lasts [default: one hour]
     #[arg(long, value_name = "SECONDS")]
     expires_in_seconds: Option<u64>,
+    /// How the portal looks: JSON with name, logo_url, primary_color, theme, font; @file or -
+    #[arg(long, value_name = "JSON")]
+    appearance: Option<String>,
 }
 
 impl ApiCommand for PortalLink {
@@ -93,7 +96,8 @@ impl ApiCommand for PortalLink {
         let body = BodyBuilder::begin(None)?
             .value("tenant", Some(self.tenant))
             .list("permissions", &self.permissions)
-            .value("expires_in_seconds", self.expires_in_seconds);
+            .value("expires_in_seconds", self.expires_in_seconds)
+            .json("appearance", self.appearance.as_deref())?;
         let words = "the link is good for one use within five minutes; the session that it begins ends at expires_at";
         Ok(Task::new(Request::to(&CREATE_PORTAL_LINK).body(body.write()), Shown::Once(words)))
     }

@@ -154,6 +154,19 @@ pub(crate) fn web_address() -> Rule<String> {
     })
 }
 
+/// As browsers write it: a scheme, a host, and a port that is not the scheme's own.
+pub(crate) fn origin() -> Rule<String> {
+    Rule::new(Kind::Text, "an origin such as https://app.example.com", |text| {
+        let uri: http::Uri = plainly(text.parse())?;
+        let authority = uri.authority().map(http::uri::Authority::as_str).unwrap_or_default();
+        let written = format!("{}://{authority}", uri.scheme_str().unwrap_or_default());
+        let is_own_port = matches!((uri.scheme_str(), uri.port_u16()), (Some("https"), Some(443)) | (Some("http"), Some(80)));
+        let is_plain = authority.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-:[]".contains(&byte));
+        let is_origin = matches!(uri.scheme_str(), Some("http" | "https")) && is_plain && !authority.is_empty() && !is_own_port;
+        if is_origin && text == written && text == text.to_ascii_lowercase() { Ok(written) } else { Err(String::new()) }
+    })
+}
+
 /// May carry a password.
 pub(crate) fn proxy_address() -> Rule<SecretText> {
     Rule::new(Kind::Secret, "a URL such as http://proxy.internal:3128", |text| {

@@ -45,6 +45,7 @@ const SETTINGS: [(&str, Seen); 85] = [
     ("connections_per_address_max", Here),
     ("trusted_proxies", Here),
     ("header_timeout_ms", In("serve.rs")),
+    ("portal_origins", Here),
     ("strict_tenants", Here),
     ("admin_key", Here),
     ("master_key", In("postgres.rs")),
@@ -169,6 +170,8 @@ fn what_may_come_in_is_bounded_as_set() {
         "https://hooks.example.com",
         "--connections-max",
         "16",
+        "--portal-origins",
+        "https://app.example.com",
     ];
     on_both("bounds", &flags, |server| {
         let event = |length: usize| json!({"type": "a.b", "data": "x".repeat(length)}).to_string();
@@ -191,6 +194,8 @@ fn what_may_come_in_is_bounded_as_set() {
         assert!(status == 409 || status == 422, "{status} {answer}");
         let link = server.good("POST", "/v1/portal-links", r#"{"tenant": "default", "permissions": ["view"]}"#);
         assert!(link["url"].as_str().unwrap().starts_with("https://hooks.example.com/"), "{link}");
+        let page = beside(server.address, "/portal");
+        assert!(page.contains("frame-ancestors https://app.example.com;"), "{page}");
         // So many callers keep the others out for as long as they stay, except for probes.
         let callers: Vec<_> = (0..16).map(|_| std::net::TcpStream::connect(server.address).unwrap()).collect();
         let answer = beside(server.address, "/docs");

@@ -73,6 +73,10 @@ impl Database {
             let uid = query.uid.as_ref().map(EndpointUid::as_str);
             let before = query.before.map(|before| before.to_bytes().to_vec());
             let rows = match &query.tenant {
+                tenant if query.is_disabled => {
+                    let tenant = tenant.as_ref().map(TenantId::as_str);
+                    connection.query(SELECT_DISABLED_ENDPOINTS, &[&tenant, &limit(query.limit)]).await?
+                }
                 Some(tenant) => {
                     connection.query(SELECT_ENDPOINTS_OF_TENANT, &[&uid, &before, &limit(query.limit), &tenant.as_str()]).await?
                 }
@@ -190,6 +194,9 @@ const SELECT_ENDPOINTS_OF_TENANT: &str =
 const SELECT_ENDPOINTS_OF_ALL: &str =
     "SELECT * FROM endpoints WHERE ($1::text IS NULL OR uid = $1) AND ($2::bytea IS NULL OR id < $2)
        AND deleted_at_ms IS NULL ORDER BY id DESC LIMIT $3";
+/// Few, and found by an index of their own.
+const SELECT_DISABLED_ENDPOINTS: &str = "SELECT * FROM endpoints
+     WHERE status = 'disabled' AND deleted_at_ms IS NULL AND ($1::text IS NULL OR tenant = $1) ORDER BY tenant, id LIMIT $2";
 const SELECT_TENANTS: &str = "SELECT * FROM tenants WHERE id > $1 AND deleted_at_ms IS NULL ORDER BY id LIMIT $2";
 pub(super) const SELECT_TENANT: &str = "SELECT * FROM tenants WHERE id = $1 AND deleted_at_ms IS NULL";
 pub(super) const SELECT_EVENT_TYPES: &str = "SELECT * FROM event_types ORDER BY name";

@@ -127,10 +127,10 @@ fn maker_filter(maker: Option<SessionMaker>) -> (Option<Vec<u8>>, bool) {
 /// Unless its tenant is gone, or is another one of the same name, or its key was revoked. Both are locked, so that neither goes
 /// while its session comes.
 async fn insert(connection: &Connection, new: &NewSession) -> Result<bool, Problem> {
-    let (tenant, tenant_created_at, permissions) = match &new.access {
-        SessionAccess::Dashboard => (None, None, 0),
-        SessionAccess::Portal { tenant, tenant_created_at, permissions } => {
-            (Some(tenant.as_str()), Some(tenant_created_at.as_millis()), permissions.bits())
+    let (tenant, tenant_created_at, permissions, appearance) = match &new.access {
+        SessionAccess::Dashboard => (None, None, 0, None),
+        SessionAccess::Portal { tenant, tenant_created_at, permissions, appearance } => {
+            (Some(tenant.as_str()), Some(tenant_created_at.as_millis()), permissions.bits(), appearance.as_deref())
         }
     };
     let (key, admin) = match new.made_by {
@@ -160,6 +160,7 @@ async fn insert(connection: &Connection, new: &NewSession) -> Result<bool, Probl
                 &started_at,
                 &new.expires_at.as_millis(),
                 &ends_at,
+                &appearance,
             ],
         )
         .await?;
@@ -169,8 +170,8 @@ async fn insert(connection: &Connection, new: &NewSession) -> Result<bool, Probl
 const LOCK_TENANT: &str = "SELECT 1 FROM tenants WHERE id = $1 AND created_at_ms = $2 AND deleted_at_ms IS NULL FOR SHARE";
 const LOCK_KEY: &str = "SELECT 1 FROM keys WHERE id = $1 AND revoked_at_ms IS NULL FOR SHARE";
 const INSERT: &str = "INSERT INTO sessions (id, hash, tenant, tenant_created_at_ms, permissions, key, admin, created_at_ms,
-                           started_at_ms, expires_at_ms, ends_at_ms)
-     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)";
+                           started_at_ms, expires_at_ms, ends_at_ms, appearance)
+     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
 
 async fn make_room(connection: &Connection, new: &NewSession) -> Result<(), Problem> {
     match (&new.access, new.made_by) {
@@ -221,6 +222,7 @@ fn session(row: &Row) -> Result<StoredSession, Error> {
             tenant,
             tenant_created_at: row::timestamp(row, "tenant_created_at_ms")?,
             permissions: PortalPermissions::from_bits(row::column(row, "permissions")?),
+            appearance: row::column(row, "appearance")?,
         },
     };
     let made_by = match (row::optional_bytes(row, "key")?, row::optional_bytes(row, "admin")?) {

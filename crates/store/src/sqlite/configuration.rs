@@ -68,6 +68,9 @@ impl Sqlite {
                                AND (:before IS NULL OR id < :before) AND deleted_at_ms IS NULL ORDER BY id DESC LIMIT :limit";
             let of_all = "SELECT * FROM endpoints WHERE (:tenant IS NULL) AND (:uid IS NULL OR uid = :uid)
                             AND (:before IS NULL OR id < :before) AND deleted_at_ms IS NULL ORDER BY id DESC LIMIT :limit";
+            if query.is_disabled {
+                return disabled(connection, &query, |row| endpoint(row, &store.0.options.keyring));
+            }
             let mut select = connection.prepare_cached(if query.tenant.is_some() { by_tenant } else { of_all })?;
             let rows = select.query(named_params! {
                 ":tenant": query.tenant.as_ref().map(TenantId::as_str),
@@ -590,4 +593,21 @@ fn audit_row(row: &Row<'_>) -> Result<AuditRow, Error> {
             after: row::column(row, "after")?,
         },
     })
+}
+
+/// Few, and found by an index of their own; in the order of tenants and ids.
+const SELECT_DISABLED: &str = "SELECT * FROM endpoints INDEXED BY endpoints_disabled
+     WHERE status = 'disabled' AND deleted_at_ms IS NULL AND (:tenant IS NULL OR tenant = :tenant) LIMIT :limit";
+
+fn disabled<T>(
+    connection: &Connection,
+    query: &EndpointQuery,
+    read: impl FnMut(&Row<'_>) -> Result<T, Error>,
+) -> Result<Vec<T>, Error> {
+    let mut select = connection.prepare_cached(SELECT_DISABLED)?;
+    let rows = select.query(named_params! {
+        ":tenant": query.tenant.as_ref().map(TenantId::as_str),
+        ":limit": limit(query.limit),
+    })?;
+    row::all(rows, read)
 }

@@ -132,18 +132,18 @@ fn maker_filter(maker: Option<SessionMaker>) -> (Option<[u8; 16]>, bool) {
 
 /// Unless its tenant is gone, or is another one of the same name, or its key was revoked.
 const INSERT: &str = "INSERT INTO sessions (id, hash, tenant, tenant_created_at_ms, permissions, key, admin, created_at_ms,
-                           started_at_ms, expires_at_ms, ends_at_ms)
+                           started_at_ms, expires_at_ms, ends_at_ms, appearance)
      SELECT :id, :hash, :tenant, :tenant_created_at_ms, :permissions, :key, :admin, :created_at_ms, :started_at_ms,
-            :expires_at_ms, :ends_at_ms
+            :expires_at_ms, :ends_at_ms, :appearance
      WHERE (:tenant IS NULL OR EXISTS (
          SELECT 1 FROM tenants t WHERE t.id = :tenant AND t.created_at_ms = :tenant_created_at_ms AND t.deleted_at_ms IS NULL))
        AND (:key IS NULL OR EXISTS (SELECT 1 FROM keys k WHERE k.id = :key AND k.revoked_at_ms IS NULL))";
 
 fn insert(connection: &Connection, new: &NewSession) -> Result<bool, Error> {
-    let (tenant, tenant_created_at, permissions) = match &new.access {
-        SessionAccess::Dashboard => (None, None, 0),
-        SessionAccess::Portal { tenant, tenant_created_at, permissions } => {
-            (Some(tenant.as_str()), Some(tenant_created_at.as_millis()), permissions.bits())
+    let (tenant, tenant_created_at, permissions, appearance) = match &new.access {
+        SessionAccess::Dashboard => (None, None, 0, None),
+        SessionAccess::Portal { tenant, tenant_created_at, permissions, appearance } => {
+            (Some(tenant.as_str()), Some(tenant_created_at.as_millis()), permissions.bits(), appearance.as_deref())
         }
     };
     let (key, admin) = match new.made_by {
@@ -162,6 +162,7 @@ fn insert(connection: &Connection, new: &NewSession) -> Result<bool, Error> {
         ":started_at_ms": new.code_expires_at.is_none().then_some(new.created_at.as_millis()),
         ":expires_at_ms": new.expires_at.as_millis(),
         ":ends_at_ms": new.code_expires_at.unwrap_or(new.expires_at).min(new.expires_at).as_millis(),
+        ":appearance": appearance,
     })?;
     Ok(inserted > 0)
 }
@@ -213,6 +214,7 @@ fn session(row: &Row<'_>) -> Result<StoredSession, Error> {
             tenant,
             tenant_created_at: row::timestamp(row, "tenant_created_at_ms")?,
             permissions: PortalPermissions::from_bits(row::column(row, "permissions")?),
+            appearance: row::column(row, "appearance")?,
         },
     };
     let made_by = match (row::column::<Option<[u8; 16]>>(row, "key")?, row::column::<Option<[u8; 32]>>(row, "admin")?) {

@@ -109,7 +109,15 @@ async fn endpoints_are_listed_newest_first_in_pages(world: World) {
     let all = EndpointQuery { limit: 10, ..EndpointQuery::default() };
     assert_eq!(list(all.clone()).await, [made[3], made[2], made[1], made[0]]);
     world.configure(Change::DeleteEndpoint { endpoint: made[2] }).await.unwrap();
-    assert_eq!(list(all).await, [made[3], made[1], made[0]]);
+    assert_eq!(list(all.clone()).await, [made[3], made[1], made[0]]);
+    let disabled = EndpointQuery { is_disabled: true, ..all };
+    assert_eq!(list(disabled.clone()).await, []);
+    let mut off = world.store.endpoint(None, made[1]).await.unwrap().unwrap().endpoint;
+    off.status = posthaste_core::endpoint::Status::Disabled;
+    world.configure(Change::ReplaceEndpoint { endpoint: Box::new(off), expected_version: None, secrets: None }).await.unwrap();
+    assert_eq!(list(disabled.clone()).await, [made[1]]);
+    let tenant = |name| EndpointQuery { tenant: Some(tenant(name)), ..disabled.clone() };
+    assert_eq!((list(tenant("acme")).await, list(tenant("globex")).await), (vec![made[1]], vec![]));
     assert!(world.store.endpoint(None, made[2]).await.unwrap().unwrap().deleted_at.is_some(), "its history has a name");
 }
 
