@@ -16,14 +16,15 @@ use posthaste_core::quiet_hours::Phase;
 use posthaste_core::scheduler::Class;
 use posthaste_core::time::Timestamp;
 use posthaste_store::{
-    BacklogQuery, DeliveryQuery, DeliveryRow, EndpointQuery, LaneBacklog, StatisticsQuery, StatusFilter, StoredEndpoint, Whose,
+    BacklogQuery, BacklogScope, DeliveryQuery, DeliveryRow, EndpointQuery, LaneBacklog, StatisticsQuery, StatusFilter,
+    StoredEndpoint,
 };
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::App;
 use crate::call::{Call, Rows};
-use crate::observed::{Observed, lanes};
+use crate::lane_status::{LaneStatus, lanes};
 use crate::policies::in_force;
 use crate::problem::Problem;
 
@@ -146,7 +147,7 @@ async fn look(app: &App, tenant: Option<TenantId>, is_operator: bool, now: Times
     let query = DeliveryQuery { tenant: tenant.clone(), limit: DEAD_ROWS_MAX, ..DeliveryQuery::default() };
     let dead = app.store.dead_letters(query).await?.rows;
     let query = BacklogQuery {
-        whose: tenant.clone().map_or(Whose::Everybody, Whose::Tenant),
+        scope: tenant.clone().map_or(BacklogScope::All, BacklogScope::Tenant),
         now,
         lanes_max: LANES_MAX,
         rows_per_queue_max: ROWS_PER_QUEUE_MAX,
@@ -164,8 +165,8 @@ async fn look(app: &App, tenant: Option<TenantId>, is_operator: bool, now: Times
 async fn of_server(app: &App) -> Result<Vec<AttentionView>, Problem> {
     let mut found = Vec::new();
     let mut add = |kind, reason: &str| found.push(AttentionView { reason: Some(reason.to_owned()), ..AttentionView::new(kind) });
-    if let Some(trouble) = app.options.metrics.as_ref().and_then(|metrics| metrics.liveness().trouble()) {
-        add(Kind::DeliveriesStalled, trouble.in_words());
+    if let Some(stall) = app.options.metrics.as_ref().and_then(|metrics| metrics.liveness().stall()) {
+        add(Kind::DeliveriesStalled, stall.in_words());
     }
     if app.store.nodes().await?.is_empty() {
         add(Kind::NoNode, "no node delivers");
@@ -302,13 +303,13 @@ async fn oldest_due(app: &App, backlog: &[LaneBacklog], now: Timestamp) -> Resul
 async fn is_held(
     app: &App,
     stored: &StoredEndpoint,
-    observed: Option<&Observed>,
+    observed: Option<&LaneStatus>,
     class: Class,
     now: Timestamp,
 ) -> Result<bool, Problem> {
     let tenant = app.store.tenant(stored.endpoint.tenant.clone()).await?.map(|stored| stored.tenant);
     let policies = in_force(&app.options.policies, tenant.as_ref().map(|tenant| &tenant.defaults), &stored.endpoint.policies);
-    let unknown = Observed::default();
+    let unknown = LaneStatus::default();
     let facts = observed.unwrap_or(&unknown).lane_facts(stored.endpoint.status, &policies, tenant.as_ref());
     let is_quiet = facts.schedule.is_some_and(|schedule| matches!(schedule.at(now), Phase::Quiet { .. }));
     let row = RowFacts { is_due: true, is_tried: false, waits_in_quiet_hours: class == Class::Rest, is_head_of_key: true };

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use posthaste_core::circuit::Breaker;
 use posthaste_core::delivery::{DeadReason, State};
-use posthaste_store::LaneShown;
+use posthaste_store::LaneSnapshot;
 use serde_json::{Value, json};
 
 use crate::owner::Owner;
@@ -38,7 +38,7 @@ async fn dead_letters_are_grouped_and_endpoints_that_need_a_person_are_named(ser
     }
     owner.move_to(&rows[3], State::Dead { at, reason: DeadReason::Expired }).await;
     let endpoint = rows[4].endpoint;
-    let mut shown = LaneShown::unknown(endpoint, at);
+    let mut shown = LaneSnapshot::unknown(endpoint, at);
     shown.memory.breaker = Breaker::Open { since: at, probe_at: at + Duration::from_mins(1), failures: 5 };
     server.store.show_lanes(vec![shown]).await.unwrap();
 

@@ -144,7 +144,7 @@ pub(crate) enum Hold {
     Release,
 }
 
-impl Asks for Hold {
+impl ApiCommand for Hold {
     fn task(self) -> Result<Task, Failure> {
         Ok(match self {
             Hold::Show => Task::record(Request::to(&READ_HOLD)),
