@@ -19,7 +19,7 @@ before(async () => {
   application = createServer((request, response) => {
     const link = new URL(request.url, "http://127.0.0.1").searchParams.get("link");
     response.writeHead(200, { "content-type": "text/html" });
-    response.end(`<!doctype html><title>Application</title><script src="${server.url}/portal/embed.js"></script><posthaste-portal url="${link.replaceAll('"', "")}"></posthaste-portal>`);
+    response.end(`<!doctype html><title>Application</title><script src="${server.url}/portal/embed.js"></script><posthaste-portal url="${(link ?? "").replaceAll('"', "")}"></posthaste-portal>`);
   });
   await new Promise((resolve) => application.listen(0, "127.0.0.1", resolve));
   application.url = `http://127.0.0.1:${application.address().port}`;
@@ -117,7 +117,7 @@ test("an endpoint in three steps, with the code that verifies what it gets", asy
   await dialog.getByRole("checkbox", { name: /invoice\.paid/ }).check();
   await dialog.getByText("Example", { exact: true }).click();
   await dialog.getByText("inv_1").waitFor();
-  await dialog.getByRole("button", { name: "New endpoint" }).click();
+  await dialog.getByRole("button", { name: "Create endpoint" }).click();
   const secret = await dialog.locator("code").filter({ hasText: /^whsec_/ }).textContent();
   const languages = await dialog.getByLabel("Language").locator("option").allTextContents();
   assert.equal(languages.length, 8, String(languages));

@@ -107,7 +107,7 @@ try {
         await dialog.getByRole("checkbox", { name: /invoice\.paid/ }).check();
         await dialog.getByText("Example", { exact: true }).first().click();
         await shoot("portal-new-endpoint-2");
-        await dialog.getByRole("button", { name: "New endpoint" }).click();
+        await dialog.getByRole("button", { name: "Create endpoint" }).click();
         await dialog.getByLabel("Language").waitFor();
         await shoot("portal-new-endpoint-3");
       }

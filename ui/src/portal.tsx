@@ -79,7 +79,7 @@ function Notice({ title, hint, ended }: { title: string; hint: string; ended?: b
   return (
     <main className="grid min-h-80 place-items-center p-4">
       <div className="card w-full max-w-md p-6 text-center shadow-sm">
-        <h1 className="mb-2">{title}</h1>
+        <h1 className="mb-2 text-balance">{title}</h1>
         <p className="text-sm text-muted">{hint}</p>
       </div>
     </main>

@@ -876,7 +876,7 @@ export interface components {
         Attention: {
             /**
              * Format: int64
-             * @description How many deliveries it concerns; `null` where that is not counted.
+             * @description How many deliveries it concerns, of what waits at most 1,000 in each queue of an endpoint; `null` where that is not counted.
              */
             count?: number | null;
             /** @description One of them. */

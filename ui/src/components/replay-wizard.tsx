@@ -2,7 +2,7 @@
 import { useQueryClient } from "@tanstack/react-query";
 import { useState } from "react";
 import { Link } from "wouter";
-import { type Schemas, api, unwrap } from "../api/client";
+import { type Schemas, api, isPortal, unwrap } from "../api/client";
 import { useReplay } from "../api/queries";
 import { number } from "../lib/format";
 import { t } from "../strings";
@@ -98,7 +98,7 @@ export function ReplayWizard({ preset, onClose }: { preset: Preset; onClose: () 
           <fieldset className="space-y-3">
             <legend className="mb-2 font-medium">{t.replay.what}</legend>
             <div className="grid grid-cols-1 gap-3 sm:grid-cols-2">
-              <Text label={t.deliveries.tenant} value={tenant} onChange={changed(setTenant)} />
+              {!isPortal && <Text label={t.deliveries.tenant} value={tenant} onChange={changed(setTenant)} />}
               <Text label={t.deliveries.endpoint} value={endpoint} onChange={changed(setEndpoint)} />
               <Text label={t.replay.types} value={types} onChange={changed(setTypes)} />
               <div role="group" aria-label={t.replay.statuses}>

@@ -68,7 +68,7 @@ export function EndpointsPage({ session }: { session: Session }) {
         )}
       </PageHeader>
       <div className="flex flex-wrap gap-2 px-4 pb-3 md:px-6">
-        <input data-search aria-label={t.endpoints.filter} placeholder={t.endpoints.filterHint} className="field w-full! py-1! sm:w-64!" value={text} onChange={(event) => setText(event.target.value)} />
+        <input data-search aria-label={t.endpoints.filter} placeholder={isPortal ? t.endpoints.filterHintPortal : t.endpoints.filterHint} className="field w-full! py-1! sm:w-64!" value={text} onChange={(event) => setText(event.target.value)} />
         <Select label={t.status.label ?? ""} value={show} onChange={(value) => change({ show: value })} options={[["", `${t.status.label}: ${t.common.any}`], ["active", t.endpoints.status.active ?? ""], ["paused", t.endpoints.status.paused ?? ""], ["disabled", t.endpoints.status.disabled ?? ""], ["open", t.hold.circuit_open ?? ""]]} />
       </div>
       <div className="border-t border-line bg-surface">

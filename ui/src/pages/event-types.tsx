@@ -2,7 +2,7 @@ import { useQueryClient } from "@tanstack/react-query";
 import { type FormEvent, useState } from "react";
 import { Link } from "wouter";
 import { mayDo } from "../lib/session";
-import { type Schemas, type Session, api, unwrap } from "../api/client";
+import { type Schemas, type Session, api, isPortal, unwrap } from "../api/client";
 import { useEventTypes } from "../api/queries";
 import { type Column, List, Pages } from "../components/list";
 import { Text } from "../components/replay-wizard";
@@ -50,9 +50,11 @@ export function EventTypesPage({ session, open }: { session: Session; open?: str
         <section className="space-y-4 p-4 md:p-6" aria-label={shown.name}>
           <div className="flex flex-wrap items-center gap-3">
             <h2 className="text-lg">{shown.name}</h2>
-            <Link className="link text-sm" href={href("/events", { type: shown.name })}>
-              {t.eventTypes.seeEvents}
-            </Link>
+            {!isPortal && (
+              <Link className="link text-sm" href={href("/events", { type: shown.name })}>
+                {t.eventTypes.seeEvents}
+              </Link>
+            )}
           </div>
           {shown.versions.length === 0 && <p className="text-sm text-muted">{t.eventTypes.none}</p>}
           {shown.versions.map((version) => (

@@ -63,7 +63,7 @@ export function NewEndpoint({ session, onClose }: { session: Session; onClose: (
           <div className="flex justify-end gap-2">
             {step === 2 ? <Button onClick={() => setStep(1)}>{t.common.back}</Button> : <Button onClick={onClose}>{t.common.cancel}</Button>}
             <Button type="submit" kind="primary" busy={busy} disabled={step === 2 && !all && chosen.length === 0}>
-              {step === 1 ? t.newEndpoint.next : t.endpoints.create}
+              {step === 1 ? t.newEndpoint.next : t.newEndpoint.create}
             </Button>
           </div>
         </form>
@@ -157,7 +157,7 @@ function Verify({ endpoint, session, onDone }: { endpoint: Endpoint; session: Se
             <pre tabIndex={0} aria-label={`${t.newEndpoint.code} ${shown.name}`} className="max-h-80 overflow-auto rounded-md border border-line bg-bg p-3 pr-10 text-xs leading-relaxed">
               {shown.code}
             </pre>
-            <Copy text={shown.code} label={t.newEndpoint.copyCode} className="absolute top-1.5 right-1.5" />
+            <Copy text={shown.code} label={t.newEndpoint.copyCode} className="absolute top-1.5 right-1.5 bg-bg" />
           </div>
         )}
       </div>
