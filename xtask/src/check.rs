@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
-use crate::{alerts, cargo, dependencies, documents, instructions, names, shown, tools, ui};
+use crate::{alerts, cargo, dependencies, deploy, documents, instructions, names, shown, tools, ui};
 
 pub(crate) fn run(fast: bool) -> anyhow::Result<()> {
     let mut parts = Parts::default();
@@ -16,6 +16,7 @@ pub(crate) fn run(fast: bool) -> anyhow::Result<()> {
     parts.time("names", names::check)?;
     parts.time("dependencies", dependencies::check)?;
     parts.time("alert rules", alerts::check)?;
+    parts.time("deploy/", deploy::check)?;
     parts.time("lint", || {
         crate::run(&mut cargo(&["clippy", "--workspace", "--all-targets", "--locked", "--quiet", "--", "-D", "warnings"]))
     })?;

@@ -3,6 +3,8 @@
 mod alerts;
 mod check;
 mod dependencies;
+mod deploy;
+mod dist;
 mod documents;
 mod fuzz;
 mod fuzz_api;
@@ -110,6 +112,14 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Make a release in target/dist-files: binary, debug info, Debian package, bill of materials, licences, checksums
+    Dist {
+        /// Package this binary instead of building one
+        #[arg(long, value_name = "FILE")]
+        binary: Option<PathBuf>,
+    },
+    /// Check what is in `deploy/` as far as that goes without a container runtime or a cluster
+    Deploy,
     /// Let a real Prometheus watch a real server with traffic, and ask it every query of the Grafana dashboard
     Grafana,
     /// Build the dashboard from `ui/` into `ui/dist`, which the server embeds
@@ -152,6 +162,8 @@ fn main() -> ExitCode {
         }
         Task::Fuzz { target, cases, seconds, .. } => fuzz::run(target.as_deref(), cases, seconds),
         Task::FuzzApi { arguments } => fuzz_api::fuzz(&arguments),
+        Task::Dist { binary } => dist::make(binary.as_deref()),
+        Task::Deploy => deploy::check(),
         Task::Grafana => alerts::grafana(),
         Task::Ui { watch: true, .. } => ui::watch(),
         Task::Ui { test: true, .. } => ui::test(),

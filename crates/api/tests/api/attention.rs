@@ -40,7 +40,7 @@ async fn dead_letters_are_grouped_and_endpoints_that_need_a_person_are_named(ser
     let endpoint = rows[4].endpoint;
     let mut shown = LaneSnapshot::unknown(endpoint, at);
     shown.memory.breaker = Breaker::Open { since: at, probe_at: at + Duration::from_mins(1), failures: 5 };
-    server.store.show_lanes(vec![shown]).await.unwrap();
+    server.store.publish_lanes(vec![shown]).await.unwrap();
 
     // Another tenant's key is the first to ask, so that nothing is kept yet of what it is asked.
     let acme = key_of(&server, "acme").await;
