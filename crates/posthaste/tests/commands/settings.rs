@@ -27,7 +27,7 @@ enum Seen {
 }
 use Seen::{Here, In, InOptions};
 
-const SETTINGS: [(&str, Seen); 85] = [
+const SETTINGS: [(&str, Seen); 86] = [
     ("listen", Here),
     ("tls_cert", In("commands/tls.rs")),
     ("tls_key", In("commands/tls.rs")),
