@@ -122,7 +122,9 @@ impl AttentionView {
 
 /// What was found last, of all tenants and of each.
 #[derive(Default, Debug)]
-pub(crate) struct Found(tokio::sync::Mutex<HashMap<Option<TenantId>, (Timestamp, Vec<AttentionView>)>>);
+pub(crate) struct Found(tokio::sync::Mutex<Kept>);
+
+type Kept = HashMap<Option<TenantId>, (Timestamp, Vec<AttentionView>)>;
 
 pub(crate) async fn list(call: Call) -> Result<Response, Problem> {
     let asked = call.query.tenant()?;

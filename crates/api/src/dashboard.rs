@@ -34,6 +34,8 @@ static FILES: &[File] = include!(concat!(env!("OUT_DIR"), "/dashboard_files.rs")
 const PAGES: [&str; 10] =
     ["deliveries", "endpoints", "dead-letters", "events", "event-types", "tenants", "replays", "cluster", "keys", "audit"];
 
+/// The web component that frames the portal; the one file below its pages.
+const EMBED: &str = "portal/embed.js";
 const INDEX: &str = "index.html";
 /// Files in this folder have a digest of their content in their names.
 const HASHED: &str = "assets/";
@@ -61,7 +63,7 @@ pub(crate) fn is_portal(uri: &Uri) -> bool {
 pub(crate) fn answer(method: &Method, uri: &Uri, headers: &HeaderMap) -> Response {
     let path = uri.path().trim_start_matches('/');
     let is_page = path.is_empty() || PAGES.contains(&path.split('/').next().unwrap_or_default());
-    let is_portal_page = is_portal(uri) && !path.ends_with(".js");
+    let is_portal_page = is_portal(uri) && path != EMBED;
     let name = if is_page || is_portal_page { INDEX } else { path };
     match BY_PATH.get(name) {
         Some((file, tag)) if method == Method::GET || method == Method::HEAD => serve(file, tag, method, headers),

@@ -86,7 +86,7 @@ pub(crate) struct PortalLink {
     /// How long the session lasts [default: one hour]
     #[arg(long, value_name = "SECONDS")]
     expires_in_seconds: Option<u64>,
-    /// How the portal looks: JSON with name, logo_url, primary_color, theme, font; @file or -
+    /// How the portal looks, as the guide describes `appearance`: JSON, @file or -
     #[arg(long, value_name = "JSON")]
     appearance: Option<String>,
 }
