@@ -424,7 +424,9 @@ pub(super) async fn present_version(
     keyring: &Keyring,
     id: EndpointId,
 ) -> Result<Option<EndpointVersion>, Problem> {
-    let Some(row) = connection.query_opt(SELECT_ENDPOINT, &[&id.to_bytes().as_slice()]).await? else { return Ok(None) };
+    let Some(row) = connection.query_opt(SELECT_ENDPOINT, &[&id.to_bytes().as_slice(), &None::<&str>]).await? else {
+        return Ok(None);
+    };
     let endpoint = endpoint_without_secrets(&row)?;
     let headers = secrets::open(keyring, id, row::column(&row, "sealed")?, &endpoint.signing).ok().map(|(_, headers)| headers);
     Ok(Some(EndpointVersion {
