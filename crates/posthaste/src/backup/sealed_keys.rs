@@ -81,11 +81,8 @@ fn derive(passphrase: &[u8], salt: &[u8], iterations: u32) -> Zeroizing<[u8; 32]
 
 #[cfg(test)]
 mod tests {
+    use super::super::hex;
     use super::*;
-
-    fn hex(bytes: &[u8]) -> String {
-        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-    }
 
     /// Vectors of RFC 7914, section 11: the first 32 bytes of each.
     #[test]

@@ -194,7 +194,7 @@ async fn list(
             }
         } else {
             let cells = output.cells(columns, &page.data)?;
-            let lines = widths.align(&output.chosen([vec![titles(columns)], cells].concat()));
+            let lines = widths.align(&output.chosen(&[vec![titles(columns)], cells].concat()));
             let skipped = usize::from(shown > 0 || page.data.is_empty());
             for line in &lines[skipped..] {
                 write_line(line)?;
@@ -263,10 +263,10 @@ impl WatchState {
         let page: Listed = understood(answer)?;
         let cells = output.cells(columns, &page.data)?;
         if output.is_redrawn() {
-            return draw(&self.widths.align(&output.chosen([vec![titles(columns)], cells].concat())));
+            return draw(&self.widths.align(&output.chosen(&[vec![titles(columns)], cells].concat())));
         }
         if !self.has_titles && !output.is_json {
-            let first = output.chosen([vec![titles(columns)], cells.clone()].concat());
+            let first = output.chosen(&[vec![titles(columns)], cells.clone()].concat());
             write_line(&self.widths.align(&first)[0])?;
             self.has_titles = true;
         }
@@ -277,7 +277,7 @@ impl WatchState {
             let line = if output.is_json {
                 item.get().to_owned()
             } else {
-                self.widths.align(&output.chosen(vec![cells.clone()])).concat()
+                self.widths.align(&output.chosen(std::slice::from_ref(cells))).concat()
             };
             let content = if output.is_json { line.clone() } else { cells.join("\u{1f}") };
             if self.rows.get(&name) != Some(&content) {
@@ -329,9 +329,9 @@ impl Output {
     }
 
     /// Those cells that are shown. On a terminal, columns that do not fit are left out; in a pipe none is.
-    fn chosen(&mut self, lines: Vec<Vec<String>>) -> Vec<Vec<String>> {
+    fn chosen(&mut self, lines: &[Vec<String>]) -> Vec<Vec<String>> {
         let width = self.reader.is_terminal.then(terminal_width);
-        self.choice.get_or_insert_with(|| Choice::fitting(&lines, width)).of(&lines)
+        self.choice.get_or_insert_with(|| Choice::fitting(lines, width)).of(lines)
     }
 
     fn is_redrawn(&self) -> bool {
