@@ -42,7 +42,7 @@ pub(crate) fn make(binary: Option<&Path>) -> anyhow::Result<()> {
     }
     fs::write(target.join("SHA256SUMS"), &sums)?;
     print!("{sums}");
-    println!("{} is {:.1} MB; {package} is ready in {}", "posthaste", fs::metadata(&program)?.len() as f64 / 1e6, target.display());
+    println!("posthaste is {:.1} MB; {package} is ready in {}", fs::metadata(&program)?.len() as f64 / 1e6, target.display());
     Ok(())
 }
 
