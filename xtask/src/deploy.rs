@@ -47,7 +47,12 @@ pub(crate) fn check() -> anyhow::Result<()> {
     } else {
         println!("not run: helm is not installed");
     }
-    if has("systemd-analyze") { unit() } else { skip("systemd-analyze") }
+    if has("systemd-analyze") {
+        unit()
+    } else {
+        println!("not run: systemd-analyze is not installed");
+        Ok(())
+    }
 }
 
 /// With a program at hand that exists, since `verify` looks for it.
@@ -69,11 +74,6 @@ fn unit() -> anyhow::Result<()> {
         return Ok(());
     }
     println!("not run: systemd-analyze does not work here: {}", said.lines().next().unwrap_or_default());
-    Ok(())
-}
-
-fn skip(tool: &str) -> anyhow::Result<()> {
-    println!("not run: {tool} is not installed");
     Ok(())
 }
 

@@ -15,12 +15,11 @@ pub(crate) fn make(binary: Option<&Path>) -> anyhow::Result<()> {
     let target = root().join("target/dist-files");
     let _ = fs::remove_dir_all(&target);
     fs::create_dir_all(&target)?;
-    let built = match binary {
-        Some(binary) => binary.to_owned(),
-        None => {
-            run(&mut cargo(&["build", "--profile", "dist", "--locked", "--package", "posthaste"]))?;
-            root().join("target/dist/posthaste")
-        }
+    let built = if let Some(binary) = binary {
+        binary.to_owned()
+    } else {
+        run(&mut cargo(&["build", "--profile", "dist", "--locked", "--package", "posthaste"]))?;
+        root().join("target/dist/posthaste")
     };
     let (program, debug) = (target.join("posthaste"), target.join("posthaste.debug"));
     run(Command::new("objcopy").arg("--only-keep-debug").arg(&built).arg(&debug))?;
@@ -78,7 +77,7 @@ fn read(line: &str) -> Option<Package> {
     Some(Package { name: name.to_owned(), version: version.to_owned(), licence: licence.replace('/', " OR ") })
 }
 
-/// CycloneDX 1.5 as JSON. Names, versions and SPDX expressions need no escaping beyond quotes.
+/// `CycloneDX` 1.5 as JSON. Names, versions and SPDX expressions need no escaping beyond quotes.
 fn bill_of_materials(packages: &[Package]) -> String {
     let quoted = |text: &str| format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""));
     let component = |package: &Package| {

@@ -56,7 +56,7 @@ pub enum MembershipNews {
     /// It owns these from now on, and nothing else.
     Owns(Claimed),
     /// It owns nothing any more.
-    LeaveReason(LeaveReason),
+    Left(LeaveReason),
 }
 
 /// Why a node is no member any more.
@@ -259,7 +259,7 @@ impl MembershipMachine {
     fn end(&mut self, ended: LeaveReason) -> MembershipNews {
         self.owned.clear();
         self.lease_ends_at = Some(Duration::ZERO);
-        MembershipNews::LeaveReason(ended)
+        MembershipNews::Left(ended)
     }
 }
 
@@ -301,7 +301,7 @@ mod tests {
         let progress = renew(&mut machine, 12, 17, None);
         assert_eq!(
             progress,
-            MembershipProgress { news: Some(MembershipNews::LeaveReason(LeaveReason::Lease)), next: MembershipCall::Join }
+            MembershipProgress { news: Some(MembershipNews::Left(LeaveReason::Lease)), next: MembershipCall::Join }
         );
         assert!(!machine.owns(3));
     }
@@ -311,7 +311,7 @@ mod tests {
         let mut machine = member();
         assert_eq!(renew(&mut machine, 11, 11, None).next, MembershipCall::Claim);
         let progress = renew(&mut machine, 12, 12, Some(Err(Refusal::LeaseEnded)));
-        assert_eq!(progress.news, Some(MembershipNews::LeaveReason(LeaveReason::Lease)));
+        assert_eq!(progress.news, Some(MembershipNews::Left(LeaveReason::Lease)));
     }
 
     #[test]
@@ -347,7 +347,7 @@ mod tests {
         let progress = machine.completed(seconds(11), seconds(11), MembershipReply::Renewed(Some(Ok(()))), stalled);
         assert_eq!(progress.next, MembershipCall::HandOver(vec![(3, 1)]));
         let progress = machine.completed(seconds(11), seconds(11), MembershipReply::HandedOver, WELL);
-        assert_eq!(progress.news, Some(MembershipNews::LeaveReason(LeaveReason::Stalled)));
+        assert_eq!(progress.news, Some(MembershipNews::Left(LeaveReason::Stalled)));
         assert_eq!(progress.next, MembershipCall::Wait(STEP_BACK));
         let stopped = LoopHealth { has_stopped: true, ..WELL };
         let progress = machine.completed(seconds(14), seconds(11), MembershipReply::Waited, stopped);

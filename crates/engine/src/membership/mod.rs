@@ -121,7 +121,7 @@ impl Membership {
                 let _ = self.inbox.send(Input::PartitionsClaimed(claimed));
                 self.handed_over.add(&in_flight_elsewhere);
             }
-            Some(MembershipNews::LeaveReason(ended)) => {
+            Some(MembershipNews::Left(ended)) => {
                 match ended {
                     LeaveReason::Lease => tracing::error!("the lease has ended: this node drops everything and joins again"),
                     LeaveReason::Stalled => tracing::error!("this node does not deliver what is due: it leaves that to others"),

@@ -134,7 +134,7 @@ impl World {
                     self.later(Duration::ZERO, Step::AskHandedOver { node, incarnation });
                 }
             }
-            Some(MembershipNews::LeaveReason(_)) => {
+            Some(MembershipNews::Left(_)) => {
                 self.visit("fault", "lease ended");
                 self.lose(node);
                 self.forget(node);
