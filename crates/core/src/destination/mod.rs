@@ -409,7 +409,10 @@ mod tests {
     #[test]
     fn what_is_said_to_a_user_names_the_rule() {
         let said = |url: &str| check(url, &Policy::default()).unwrap_err().to_string();
-        assert_eq!(said("http://example.com/"), "plain http is not allowed here; use https:// (an operator can allow http)");
+        assert_eq!(
+            said("http://example.com/"),
+            "plain http is not allowed here; use https:// (an operator can allow http with `serve --allow-http`)"
+        );
         assert_eq!(
             said("https://a.local/"),
             "names under .local mean something in one network only, so deliveries do not go there"

@@ -61,7 +61,7 @@ impl World {
             self.client.publish_many("acme", SPIKE).await;
             self.timeouts += SPIKE;
             let timeouts = self.timeouts;
-            self.client.wait_for(&stats, |seen| seen["total"]["timeouts"] == timeouts).await;
+            self.client.wait_for(&stats, |seen| seen["total"]["timeouts"].as_u64() >= Some(timeouts as u64)).await;
             let timeout = self.timeout().await;
             if timeout["timeout_ms"] == timeout_ms {
                 return timeout;
