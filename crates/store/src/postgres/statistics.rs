@@ -55,9 +55,9 @@ impl Database {
 /// Each has the attempts of one commit.
 const UNCOUNTED_ROWS_MAX: i64 = 20;
 const SELECT_ANY_UNCOUNTED: &str = "SELECT 1 FROM uncounted_attempts LIMIT 1";
-/// What another node counts at the moment is left to it.
+/// Waits for rows that another transaction is counting, so that everything recorded before the call is counted when it returns.
 const TAKE_UNCOUNTED: &str = "DELETE FROM uncounted_attempts WHERE seq IN (
-       SELECT seq FROM uncounted_attempts ORDER BY seq LIMIT $1 FOR UPDATE SKIP LOCKED) RETURNING *";
+       SELECT seq FROM uncounted_attempts ORDER BY seq LIMIT $1 FOR UPDATE) RETURNING *";
 
 fn uncounted(row: &Row) -> Result<Vec<(CountedAttempt, TenantId)>, Error> {
     let corrupt = || Error::Corrupt { what: "list of attempts" };
