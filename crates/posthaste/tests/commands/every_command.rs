@@ -88,9 +88,9 @@ fn every_command_does_what_it_says() {
     assert_eq!(server.json(&["endpoints", "pause", id, "--until", "2099-01-01T00:00:00Z"])["status"], "paused");
     assert_eq!(server.json(&["endpoints", "resume", id])["status"], "active");
     assert_eq!(server.json(&["endpoints", "disable", second])["status"], "disabled");
-    let status = server.run(&["status", "--tenant", "acme"]);
-    assert_eq!(status.code, 1, "{status:?}");
-    assert!(status.out.contains(&format!("posthaste endpoints show {second}")), "{status:?}");
+    let attention = server.run(&["status", "--tenant", "acme"]);
+    assert_eq!(attention.code, 1, "{attention:?}");
+    assert!(attention.out.contains(&format!("posthaste endpoints show {second}")), "{attention:?}");
     assert_eq!(server.json(&["endpoints", "enable", second])["status"], "active");
     assert!(server.text(&["endpoints", "rotate-secret", second, "--overlap-seconds", "60"], "secret").starts_with("whsec_"));
     assert_eq!(server.json(&["endpoints", "test", id, "--type", "invoice.test", "--data", "[1]"])["outcome"], "success");
