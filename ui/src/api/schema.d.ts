@@ -589,6 +589,40 @@ export interface paths {
         patch?: never;
         trace?: never;
     };
+    "/v1/hold": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        /** Whether all deliveries are held, as after `restore --hold` or with `serve --hold`, and how many wait. */
+        get: operations["readHold"];
+        put?: never;
+        post?: never;
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
+    "/v1/hold/release": {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        get?: never;
+        put?: never;
+        /** Release all deliveries: every node starts to deliver within two seconds. May be repeated. */
+        post: operations["releaseHold"];
+        delete?: never;
+        options?: never;
+        head?: never;
+        patch?: never;
+        trace?: never;
+    };
     "/v1/keys": {
         parameters: {
             query?: never;
@@ -1309,6 +1343,21 @@ export interface components {
             /** Format: int64 */
             retry: number;
         };
+        Hold: {
+            is_held: boolean;
+            /** Format: date-time */
+            since?: string | null;
+            /**
+             * Format: int64
+             * @description Those of them that were tried before. In a restored database they may have arrived after the backup.
+             */
+            tried: number;
+            /**
+             * Format: int64
+             * @description Deliveries that will be sent after the release; counted up to a million.
+             */
+            waiting: number;
+        };
         /** @enum {string} */
         JitterName: "full" | "equal" | "proportional" | "decorrelated" | "none";
         Key: {
@@ -1506,6 +1555,8 @@ export interface components {
             /** Format: date-time */
             timestamp: string;
             type: string;
+            /** @description What may be a mistake although the event was stored, such as a tenant without endpoints. */
+            warnings: string[];
         };
         /** @description One window of wall time. It may cross midnight, and belongs to the day it starts on. */
         QuietWindow: {
@@ -3694,6 +3745,64 @@ export interface operations {
             413: components["responses"]["413"];
             414: components["responses"]["414"];
             415: components["responses"]["415"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            503: components["responses"]["503"];
+        };
+    };
+    readHold: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The hold. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Hold"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            414: components["responses"]["414"];
+            422: components["responses"]["422"];
+            429: components["responses"]["429"];
+            431: components["responses"]["431"];
+            503: components["responses"]["503"];
+        };
+    };
+    releaseHold: {
+        parameters: {
+            query?: never;
+            header?: never;
+            path?: never;
+            cookie?: never;
+        };
+        requestBody?: never;
+        responses: {
+            /** @description The hold, which has ended. */
+            200: {
+                headers: {
+                    [name: string]: unknown;
+                };
+                content: {
+                    "application/json": components["schemas"]["Hold"];
+                };
+            };
+            400: components["responses"]["400"];
+            401: components["responses"]["401"];
+            403: components["responses"]["403"];
+            404: components["responses"]["404"];
+            414: components["responses"]["414"];
             422: components["responses"]["422"];
             429: components["responses"]["429"];
             431: components["responses"]["431"];
