@@ -93,7 +93,7 @@ enum Task {
         #[arg(default_value_t = 10_000_000)]
         cases: u64,
     },
-    /// Run parsers of untrusted input on mutated inputs, 10,000,000 each or for ten minutes: [TARGET]
+    /// Run parsers of untrusted input on mutated inputs, 10,000,000 each or for ten minutes
     Fuzz {
         /// One of them; `--list` names them
         target: Option<String>,

@@ -516,7 +516,7 @@ impl Scheduler {
     }
 
     /// Gives an endpoint to another owner. Nothing of it is begun here any more; what is in flight is finished and
-    /// recorded here as ever, and the new owner is told to [leave it alone](Scheduler::leave_alone) until then.
+    /// recorded here. Until then the new owner leaves it alone: see [`Scheduler::in_flight_elsewhere`].
     pub fn leave(&mut self, endpoint: EndpointId) -> Option<HandOver> {
         let number = self.lane_numbers.get(&endpoint).copied()?;
         // What an owner before has in flight is now the new owner's to leave alone.
