@@ -63,7 +63,7 @@ async fn i31_i34_a_node_that_is_frozen_for_longer_than_its_lease_is_replaced_and
 
     signal_group(frozen.process().unwrap().id(), "CONT").unwrap();
     let log = frozen.program.log.clone();
-    let is_told = || std::fs::read_to_string(&log).unwrap().contains("it drops everything and joins anew");
+    let is_told = || std::fs::read_to_string(&log).unwrap().contains("this node drops everything and joins again");
     wait_until("the first notices", is_told).await;
     wait_until("and joins anew", || postgres.psql("SELECT count(*) FROM nodes").trim() == "2").await;
     assert_eq!(owned_by_others(&name), "256");
