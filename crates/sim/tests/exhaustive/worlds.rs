@@ -60,7 +60,6 @@ fn two_thousand_worlds_break_no_promise_and_visit_everything() {
             "call panicked",
             "unreadable",
             "lease ended",
-            "claim refused",
             "membership panicked",
             "frozen before it heard of its renewal",
             "clock set ahead",
@@ -86,12 +85,14 @@ fn the_same_seed_is_the_same_world() {
 fn every_known_bug_is_found() {
     let mut missed = vec![];
     for plant in Plant::ALL {
-        let summary = seeds::run(0..500, Some(*plant), false);
+        // It needs a row that a frozen node heard of just before it was replaced, which few worlds have.
+        let worlds = if *plant == Plant::NewsAfterTakeoverIsSent { 1_000 } else { 500 };
+        let summary = seeds::run(0..worlds, Some(*plant), false);
         match summary.violations.first_key_value() {
             Some((seed, violation)) => println!("{:<28} seed {seed:>3} {}", plant.name(), violation.promise),
             None => missed.push(plant.name()),
         }
     }
-    assert!(missed.is_empty(), "not found in 500 worlds: {missed:?}");
+    assert!(missed.is_empty(), "not found: {missed:?}");
     assert!(Plant::ALL.len() >= 20);
 }

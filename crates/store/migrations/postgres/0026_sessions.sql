@@ -1,4 +1,4 @@
--- 0024_sessions.sql: people who are logged in, and portal links that have not been used yet. What has ended is deleted.
+-- 0026_sessions.sql: people who are logged in, and portal links that have not been used yet. What has ended is deleted.
 CREATE TABLE sessions (
   id                   BYTEA    NOT NULL PRIMARY KEY CHECK (octet_length(id) = 16),
   hash                 BYTEA    NOT NULL UNIQUE CHECK (octet_length(hash) = 32),  -- of the code of a link until it is used, then of the token

@@ -155,6 +155,7 @@ const DOWNGRADE: &str = "DROP TABLE retained; ALTER TABLE tenants DROP COLUMN de
      DROP TABLE replay_progress; ALTER TABLE replays DROP COLUMN steps; ALTER TABLE replays DROP COLUMN last_delivery;
      ALTER TABLE replays DROP COLUMN skipped_erased; ALTER TABLE replays DROP COLUMN skipped_already_redelivered;
      ALTER TABLE replays DROP COLUMN skipped_unsubscribed; DROP TABLE minutes; DROP TABLE minutes_of_tenants; ALTER TABLE events DROP COLUMN trace_context;
+     DROP TABLE sessions; DROP INDEX endpoints_disabled;
      DROP TABLE endpoint_versions; ALTER TABLE attempts DROP COLUMN endpoint_version; ALTER TABLE deliveries DROP COLUMN last_endpoint_version;
      DELETE FROM schema; INSERT INTO schema VALUES (13, 13);";
 const DOWNGRADE_SQLITE: &str = "DELETE FROM counters WHERE name IN ('event_number', 'delivery_number', 'audit_number');
