@@ -24,7 +24,7 @@ use crate::credentials::Caller;
 use crate::deadline::Deadline;
 use crate::problem::Problem;
 
-/// The beginning of a body, which is counted against nobody: as many as there are connections fit into a quarter of the room.
+/// The beginning of a body, which counts against no share: for every connection together it fits into a quarter of the room.
 const SMALL_BYTES: usize = 4 * 1024;
 /// Beyond that, room is given out in pieces of this size.
 const UNIT_BYTES: usize = 16 * 1024;
