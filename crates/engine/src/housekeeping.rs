@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use posthaste_core::id::EndpointId;
 use posthaste_core::scheduler::Seq;
-use posthaste_store::{Store, SweepPage};
+use posthaste_store::{RemoteCommit, Store, SweepPage};
+use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::{Instant, sleep};
 
@@ -27,13 +28,32 @@ const OVERDUE_ROWS: usize = 500;
 /// Running replays are asked for so often while there are none.
 const REPLAYS_EVERY: Duration = Duration::from_secs(1);
 
-/// Finds what other processes have committed.
-pub(crate) async fn sweep(store: Arc<dyn Store>, inbox: UnboundedSender<Input>) {
+/// While announcements of other nodes do not arrive, new rows are looked for this often.
+const POLLED_EVERY: Duration = Duration::from_millis(100);
+
+/// Passes on what other processes announce. Announcements that were lost wake the sweep.
+pub(crate) async fn hear_remote_commits(store: Arc<dyn Store>, inbox: UnboundedSender<Input>, sweep_now: Arc<Notify>) {
+    let mut commits = store.remote_commits();
+    while let Some(commit) = commits.next().await {
+        match commit {
+            RemoteCommit::Endpoints(endpoints) => {
+                if inbox.send(Input::Work(endpoints)).is_err() {
+                    return;
+                }
+            }
+            RemoteCommit::Unknown => sweep_now.notify_one(),
+        }
+    }
+}
+
+/// Finds what other processes have committed. Between two sweeps it looks at the newest rows, if no announcements arrive.
+pub(crate) async fn sweep(store: Arc<dyn Store>, inbox: UnboundedSender<Input>, sweep_now: Arc<Notify>) {
     if !store.is_shared() {
         return;
     }
     let started = Instant::now();
     let mut sweeper = Sweeper::default();
+    let mut newest: Option<Seq> = None;
     loop {
         let began = started.elapsed();
         let mut scan = Scan::new(sweeper.start_after());
@@ -53,7 +73,27 @@ pub(crate) async fn sweep(store: Arc<dyn Store>, inbox: UnboundedSender<Input>) 
             }
         }
         sweeper.swept(began, scan.highest.unwrap_or(0));
-        sleep(SWEPT_EVERY).await;
+        newest = newest.max(scan.highest);
+        let swept_at = Instant::now();
+        while swept_at.elapsed() < SWEPT_EVERY {
+            tokio::select! {
+                () = sleep(POLLED_EVERY) => {}
+                () = sweep_now.notified() => break,
+            }
+            if store.hears_other_nodes() {
+                continue;
+            }
+            // A sweep finds what this misses: rows that are committed late, or that do not fit into one page.
+            match store.sweep(newest.unwrap_or(0), SCAN_ROWS).await {
+                Ok(page) => {
+                    newest = newest.max(Some(page.highest));
+                    if !page.endpoints.is_empty() && inbox.send(Input::Work(page.endpoints)).is_err() {
+                        return;
+                    }
+                }
+                Err(error) => complain("sweep", &error),
+            }
+        }
     }
 }
 

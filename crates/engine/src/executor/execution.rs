@@ -21,8 +21,8 @@ use posthaste_core::scheduler::Seq;
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Trigger;
 use posthaste_store::{
-    Body, BodyError, Command, CommandRequest, Counts, DeliveryChange, DeliveryQuery, DeliveryRow, Epoch, HandedOver, LaneSnapshot,
-    NodeId, Partition, Record, RecordResult, StatisticsQuery, StatisticsStep, WindowRequest,
+    Body, BodyError, Command, CommandRequest, Counts, DeliveryChange, DeliveryQuery, DeliveryRow, LaneSnapshot, NodeId, Record,
+    RecordResult, StatisticsQuery, StatisticsStep, Transfer, WindowRequest, WorkPage,
 };
 
 use super::store_call::{CallFailure, StoreCall, StoreReply};
@@ -88,9 +88,7 @@ pub fn plan(effects: Vec<Effect>, now: Timestamp, node: Option<NodeId>) -> Plan 
                 Work::Statistics(Statistics { generation, endpoint, trigger, shortened_at, now, is_counted, week: None, day: None })
             }
             Effect::PublishLanes(lanes) => Work::PublishLanes(lanes),
-            Effect::HandOver { partitions, lanes, in_flight } => {
-                Work::HandOver(HandOver { node, partitions, lanes, in_flight, are_lanes_written: false })
-            }
+            Effect::HandOver { lanes, transfer } => Work::HandOver(HandOver { node, lanes, transfer, are_lanes_written: false }),
         };
         plan.executions.extend(Execution::start(work));
     }
@@ -223,10 +221,9 @@ impl Execution {
 
     fn succeeded(&mut self, reply: StoreReply) -> Progress {
         let (inputs, recorded) = match (&mut self.work, reply) {
-            (Work::Find { after }, StoreReply::Work(endpoints)) => {
-                let is_last = endpoints.len() < WORK_PAGE_ROWS;
-                *after = endpoints.last().copied();
-                if is_last {
+            (Work::Find { after }, StoreReply::Work(WorkPage { endpoints, next })) => {
+                *after = next;
+                if next.is_none() {
                     return Progress::done(vec![Input::Work(endpoints)]);
                 }
                 (vec![Input::Work(endpoints)], None)
@@ -714,9 +711,8 @@ impl Statistics {
 #[derive(Debug)]
 struct HandOver {
     node: Option<NodeId>,
-    partitions: Vec<(Partition, Epoch)>,
     lanes: Vec<Record>,
-    in_flight: Vec<HandedOver>,
+    transfer: Transfer,
     are_lanes_written: bool,
 }
 
@@ -727,6 +723,6 @@ impl HandOver {
         }
         // A node that is no member owns nothing that it could hand over.
         let node = self.node?;
-        Some(StoreCall::HandOver { node, partitions: self.partitions.clone(), in_flight: self.in_flight.clone() })
+        Some(StoreCall::HandOver { node, transfer: self.transfer.clone() })
     }
 }

@@ -302,7 +302,8 @@ impl Database {
                 self.feeder.mark_overflow();
             }
         }
-        self.send_to_feed(fed);
+        self.announce(rows.iter().map(|row| (partition_of(&row.event.tenant), row.planned.endpoint)));
+        self.feeder.send_group(fed);
     }
 }
 

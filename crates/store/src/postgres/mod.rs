@@ -1,5 +1,6 @@
 //! PostgreSQL: one database that many nodes share, and its clock is theirs.
 
+mod announcements;
 mod backlog;
 mod clock;
 mod cluster;
@@ -16,6 +17,7 @@ mod in_flight;
 mod lanes;
 mod migrations;
 mod notifications;
+mod ownership;
 mod replays;
 mod retention;
 mod routing;
@@ -28,16 +30,18 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use posthaste_core::id::{Sequence, Unique};
+use posthaste_core::id::{EndpointId, Sequence, Unique};
 use posthaste_core::tenant::Retention;
 use posthaste_core::time::Timestamp;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 use crate::columns::millis;
 use crate::commands::Queued;
 use crate::feed::{CommittedDelivery, Feed, FeedSender};
 use crate::routing::Routings;
-use crate::{Error, Options};
+use crate::{Error, Options, Partition};
+use announcements::Announcer;
 use clock::DatabaseClock;
 use committer::Committer;
 use connection::{Connection, Connections, Problem, Use, VERB_MAX};
@@ -46,6 +50,7 @@ use events::Publishing;
 use in_flight::InFlight;
 use lanes::Recording;
 use notifications::Notifications;
+use ownership::Ownership;
 use slots::Slots;
 
 /// Two commits of publishers may be in flight: while one is flushed, the next is written.
@@ -65,6 +70,8 @@ struct Inner {
     database: Arc<Database>,
     publishing: Committer<Publishing>,
     recording: Committer<Recording>,
+    /// Runs as long as the store: announces deliveries to other nodes.
+    _announcing: JoinSet<()>,
 }
 
 /// What verbs and committers share.
@@ -78,7 +85,9 @@ struct Database {
     options: Options,
     in_flight: Arc<InFlight>,
     slots: Slots,
-    /// What other nodes ask for.
+    ownership: Arc<Ownership>,
+    announcer: Arc<Announcer>,
+    /// What other nodes ask for and announce.
     news: Notifications,
     /// Whoever was last to listen for commands.
     listener: Mutex<Option<Weak<mpsc::Sender<Queued>>>>,
@@ -90,6 +99,7 @@ impl Postgres {
     /// too old, that would lose what it has acknowledged, or that cannot be written to, and what a newer version has written.
     pub async fn connect(url: &str, options: Options) -> Result<Postgres, Error> {
         let config = connection::read_url(url)?;
+        let ownership = Arc::new(Ownership::default());
         let database = Arc::new(Database {
             connections: Connections::new(&config)?,
             clock: DatabaseClock::new(Arc::clone(&options.clock)),
@@ -99,7 +109,9 @@ impl Postgres {
             options,
             in_flight: Arc::new(InFlight::default()),
             slots: Slots::default(),
-            news: Notifications::new(config),
+            news: Notifications::new(config, Arc::clone(&ownership)),
+            ownership,
+            announcer: Arc::default(),
             listener: Mutex::default(),
             housekeeping: housekeeping::Progress::default(),
         });
@@ -115,10 +127,13 @@ impl Postgres {
         let publishing = Arc::new(Publishing(Arc::clone(&database)));
         let recording = Arc::new(Recording(Arc::clone(&database)));
         let commits = &Arc::clone(&database.options.commits);
+        let mut announcing = JoinSet::new();
+        announcing.spawn(announcements::run(Arc::clone(&database.announcer), Arc::downgrade(&database)));
         Ok(Postgres(Arc::new(Inner {
             publishing: Committer::start(&publishing, PUBLISHING_TASKS, waiting_bytes_max, VERB_MAX, commits),
             recording: Committer::start(&recording, RECORDING_TASKS, waiting_bytes_max, RECORDED_WITHIN, commits),
             database,
+            _announcing: announcing,
         })))
     }
 
@@ -147,9 +162,18 @@ impl Database {
         self.ids.lock().next(self.clock_now(), rand::random())
     }
 
-    /// What was just committed, to the scheduler of this process. Those of other nodes find it by sweeping.
+    /// Passes what was just committed to the engine of this process, and announces the rest to the owners on other nodes.
     fn send_to_feed(&self, fed: Vec<CommittedDelivery>) {
+        self.announce(fed.iter().map(|delivery| (delivery.partition, delivery.endpoint)));
         self.feeder.send_group(fed);
+    }
+
+    /// Announces committed deliveries, as far as other nodes own their partitions.
+    fn announce(&self, committed: impl Iterator<Item = (Partition, EndpointId)>) {
+        let foreign = self.ownership.foreign(committed);
+        if !foreign.is_empty() {
+            self.announcer.add(foreign);
+        }
     }
 }
 
@@ -236,11 +260,12 @@ mod verbs {
     use super::{Feed, Postgres, commands};
     use crate::{
         ApplyResult, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, ChangeResult, Claimed, CleanupStep,
-        ClockStatus, Command, CommandOutcome, Commands, DeliveryQuery, DeliveryRow, EndSessions, EndpointBundle, EndpointQuery,
-        EndpointVersion, EventQuery, EventRow, GivenUp, HandedOver, Hold, Housekeeping, Key, KeyHash, LaneSnapshot, LaneState,
-        NewEvent, NewReplay, NewSession, NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordResult, Refusal,
-        ReplayCount, ReplayFilter, ReplayRow, RowsAfter, SealedValues, SessionQuery, StatisticsQuery, StatisticsStep, Store,
-        StoreFuture, StoredEndpoint, StoredSession, StoredTenant, SweepPage, WindowRequest, WindowRows,
+        ClockStatus, ClusterView, Command, CommandOutcome, Commands, DeliveryQuery, DeliveryRow, EndSessions, EndpointBundle,
+        EndpointQuery, EndpointVersion, EventQuery, EventRow, Hold, Housekeeping, Key, KeyHash, LaneSnapshot, LaneState, NewEvent,
+        NewReplay, NewSession, NodeId, NodeLoad, NodeStatus, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordResult,
+        Refusal, RemoteCommits, ReplayCount, ReplayFilter, ReplayRow, RowsAfter, SealedValues, SessionQuery, StatisticsQuery,
+        StatisticsStep, Store, StoreFuture, StoredEndpoint, StoredSession, StoredTenant, SweepPage, Transfer, WindowRequest,
+        WindowRows, WorkPage,
     };
 
     impl Store for Postgres {
@@ -266,6 +291,15 @@ mod verbs {
 
         fn feed(&self) -> Feed {
             self.0.database.feeder.subscribe()
+        }
+
+        fn remote_commits(&self) -> RemoteCommits {
+            self.0.database.news.wanted();
+            self.0.database.news.remote_commits()
+        }
+
+        fn hears_other_nodes(&self) -> bool {
+            self.0.database.news.is_listening()
         }
 
         fn commands(&self, node: NodeId) -> Commands {
@@ -302,7 +336,7 @@ mod verbs {
             sessions(query: SessionQuery) -> Vec<StoredSession>;
             end_sessions(which: EndSessions, audit: Audit) -> u64;
             audit(tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> Vec<AuditRow>;
-            work(after: Option<EndpointId>, limit: usize) -> Vec<EndpointId>;
+            work(after: Option<EndpointId>, limit: usize) -> WorkPage;
             sweep(after: Seq, limit: usize) -> SweepPage;
             load_endpoints(endpoints: Vec<EndpointId>) -> Vec<EndpointBundle>;
             windows(asked: Vec<WindowRequest>) -> Vec<WindowRows>;
@@ -339,10 +373,12 @@ mod verbs {
             clean_up(limits: Housekeeping) -> CleanupStep;
             overdue(limit: usize) -> Vec<Overdue>;
             erase(tenant: Option<TenantId>, event: EventId, audit: Audit) -> bool;
-            join(node: NodeId) -> ();
-            renew(node: NodeId) -> Result<(), Refusal>;
+            join(node: NodeId) -> ClusterView;
+            renew(node: NodeId, load: NodeLoad) -> Result<ClusterView, Refusal>;
+            partitions_freed() -> ();
+            cluster() -> Vec<NodeStatus>;
             claim(node: NodeId, share: usize) -> Result<Claimed, Refusal>;
-            hand_over(node: NodeId, given_up: GivenUp, in_flight: Vec<HandedOver>) -> ();
+            hand_over(node: NodeId, transfer: Transfer) -> ();
             handed_over_left(deliveries: Vec<Seq>) -> Vec<Seq>;
             hold() -> Option<Hold>;
             set_hold() -> ();

@@ -6,6 +6,7 @@
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -13,14 +14,32 @@ use tokio::sync::futures::OwnedNotified;
 use tokio::sync::{Notify, oneshot};
 use tokio_postgres::{AsyncMessage, Config, NoTls};
 
-const LISTEN: &str = "LISTEN posthaste_commands";
+use super::announcements::{self, News};
+use super::ownership::Ownership;
+use crate::remote_commits::{self, RemoteCommitSender, RemoteCommits};
+
+const LISTEN: &str = "LISTEN posthaste_commands; LISTEN posthaste_partitions; LISTEN posthaste_deliveries";
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(super) struct Notifications {
-    told: Arc<Notify>,
+    shared: Arc<Shared>,
     state: Mutex<State>,
+}
+
+/// What the listening task passes on.
+#[derive(Debug)]
+struct Shared {
+    /// A command, or an answer to one.
+    commands: Arc<Notify>,
+    /// Another node gave partitions up.
+    partitions: Notify,
+    /// Whoever hears of deliveries that other nodes commit.
+    deliveries: Mutex<Option<RemoteCommitSender>>,
+    /// Notifications arrive.
+    is_listening: AtomicBool,
+    ownership: Arc<Ownership>,
 }
 
 #[derive(Debug)]
@@ -34,8 +53,15 @@ enum State {
 }
 
 impl Notifications {
-    pub(super) fn new(config: Config) -> Notifications {
-        Notifications { told: Arc::new(Notify::new()), state: Mutex::new(State::Unwanted(Box::new(config))) }
+    pub(super) fn new(config: Config, ownership: Arc<Ownership>) -> Notifications {
+        let shared = Shared {
+            commands: Arc::new(Notify::new()),
+            partitions: Notify::new(),
+            deliveries: Mutex::new(None),
+            is_listening: AtomicBool::new(false),
+            ownership,
+        };
+        Notifications { shared: Arc::new(shared), state: Mutex::new(State::Unwanted(Box::new(config))) }
     }
 
     /// From now on it is listened. Has to be called where tasks can be started.
@@ -43,32 +69,82 @@ impl Notifications {
         let mut state = self.state.lock();
         if let State::Unwanted(config) = &*state {
             let (alive, over) = oneshot::channel();
-            tokio::spawn(listen((**config).clone(), Arc::clone(&self.told), over));
+            tokio::spawn(listen((**config).clone(), Arc::clone(&self.shared), over));
             *state = State::Listening { _alive: alive };
         }
     }
 
-    /// Comes back with the next news. What comes between this call and the first poll is not lost.
+    /// Resolves with the next command or answer. What comes between this call and the first poll is not lost.
     pub(super) fn next(&self) -> OwnedNotified {
-        Arc::clone(&self.told).notified_owned()
+        Arc::clone(&self.shared.commands).notified_owned()
+    }
+
+    pub(super) async fn partitions_freed(&self) {
+        self.shared.partitions.notified().await;
+    }
+
+    /// From now on this receiver hears of deliveries that other nodes commit, and no earlier one.
+    pub(super) fn remote_commits(&self) -> RemoteCommits {
+        let (sender, commits) = remote_commits::channel();
+        *self.shared.deliveries.lock() = Some(sender);
+        commits
+    }
+
+    /// Whether notifications of other nodes arrive.
+    pub(super) fn is_listening(&self) -> bool {
+        self.shared.is_listening.load(Ordering::Relaxed)
     }
 
     pub(super) fn close(&self) {
         *self.state.lock() = State::Closed;
+        *self.shared.deliveries.lock() = None;
     }
 }
 
-async fn listen(config: Config, told: Arc<Notify>, over: oneshot::Receiver<()>) {
+impl Shared {
+    fn heard(&self, channel: &str, message: &str) {
+        match channel {
+            "posthaste_partitions" => self.partitions.notify_one(),
+            announcements::CHANNEL => self.delivery_announced(message),
+            _ => self.commands.notify_waiters(),
+        }
+    }
+
+    fn delivery_announced(&self, message: &str) {
+        let Some((partition, news)) = announcements::read(message) else { return };
+        if !self.ownership.is_owned(partition) {
+            return;
+        }
+        if let Some(sender) = self.deliveries.lock().as_ref() {
+            match news {
+                News::Endpoints(endpoints) => sender.send(endpoints.into_iter().collect()),
+                News::All => sender.missed(),
+            }
+        }
+    }
+
+    /// Whatever was announced before the connection listened is lost: everyone looks.
+    fn missed(&self) {
+        self.commands.notify_waiters();
+        self.partitions.notify_one();
+        if let Some(sender) = self.deliveries.lock().as_ref() {
+            sender.missed();
+        }
+    }
+}
+
+async fn listen(config: Config, shared: Arc<Shared>, over: oneshot::Receiver<()>) {
     let mut over = pin!(over);
     let mut pause = PAUSE_MIN;
     loop {
         tokio::select! {
             _ = &mut over => return,
-            listened = listen_once(&config, &told) => match listened {
+            listened = listen_once(&config, &shared) => match listened {
                 Ok(()) => pause = PAUSE_MIN,
                 Err(error) => tracing::debug!(%error, "the server does not tell of news for a moment"),
             },
         }
+        shared.is_listening.store(false, Ordering::Relaxed);
         tokio::select! {
             _ = &mut over => return,
             () = tokio::time::sleep(pause) => {}
@@ -78,12 +154,12 @@ async fn listen(config: Config, told: Arc<Notify>, over: oneshot::Receiver<()>) 
 }
 
 /// Until the connection is lost.
-async fn listen_once(config: &Config, told: &Notify) -> Result<(), tokio_postgres::Error> {
+async fn listen_once(config: &Config, shared: &Shared) -> Result<(), tokio_postgres::Error> {
     let (client, mut connection) = config.connect(NoTls).await?;
     let mut messages = pin!(async {
         loop {
             match poll_fn(|context| connection.poll_message(context)).await {
-                Some(Ok(AsyncMessage::Notification(_))) => told.notify_waiters(),
+                Some(Ok(AsyncMessage::Notification(news))) => shared.heard(news.channel(), news.payload()),
                 // Notices, and what a later library knows.
                 Some(Ok(_)) => {}
                 Some(Err(error)) => return Err(error),
@@ -95,7 +171,7 @@ async fn listen_once(config: &Config, told: &Notify) -> Result<(), tokio_postgre
         ended = &mut messages => return ended,
         listening = client.batch_execute(LISTEN) => listening?,
     }
-    // What came before it listened.
-    told.notify_waiters();
+    shared.is_listening.store(true, Ordering::Relaxed);
+    shared.missed();
     messages.await
 }
