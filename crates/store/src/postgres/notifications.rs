@@ -11,7 +11,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::futures::OwnedNotified;
 use tokio::sync::{Notify, oneshot};
-use tokio_postgres::{AsyncMessage, Config, NoTls};
+use tokio_postgres::AsyncMessage;
+
+use super::address::{ConnectError, PostgresAddress};
+use super::connection::sentence;
 
 const LISTEN: &str = "LISTEN posthaste_commands";
 const PAUSE_MIN: Duration = Duration::from_millis(100);
@@ -25,7 +28,7 @@ pub(super) struct Notifications {
 
 #[derive(Debug)]
 enum State {
-    Unwanted(Box<Config>),
+    Unwanted(Box<PostgresAddress>),
     /// It ends when this is dropped.
     Listening {
         _alive: oneshot::Sender<()>,
@@ -34,16 +37,16 @@ enum State {
 }
 
 impl Notifications {
-    pub(super) fn new(config: Config) -> Notifications {
-        Notifications { told: Arc::new(Notify::new()), state: Mutex::new(State::Unwanted(Box::new(config))) }
+    pub(super) fn new(address: PostgresAddress) -> Notifications {
+        Notifications { told: Arc::new(Notify::new()), state: Mutex::new(State::Unwanted(Box::new(address))) }
     }
 
     /// From now on it is listened. Has to be called where tasks can be started.
     pub(super) fn wanted(&self) {
         let mut state = self.state.lock();
-        if let State::Unwanted(config) = &*state {
+        if let State::Unwanted(address) = &*state {
             let (alive, over) = oneshot::channel();
-            tokio::spawn(listen((**config).clone(), Arc::clone(&self.told), over));
+            tokio::spawn(listen((**address).clone(), Arc::clone(&self.told), over));
             *state = State::Listening { _alive: alive };
         }
     }
@@ -58,15 +61,15 @@ impl Notifications {
     }
 }
 
-async fn listen(config: Config, told: Arc<Notify>, over: oneshot::Receiver<()>) {
+async fn listen(address: PostgresAddress, told: Arc<Notify>, over: oneshot::Receiver<()>) {
     let mut over = pin!(over);
     let mut pause = PAUSE_MIN;
     loop {
         tokio::select! {
             _ = &mut over => return,
-            listened = listen_once(&config, &told) => match listened {
+            listened = listen_once(&address, &told) => match listened {
                 Ok(()) => pause = PAUSE_MIN,
-                Err(error) => tracing::debug!(%error, "the server does not tell of news for a moment"),
+                Err(error) => tracing::debug!(error, "the server does not tell of news for a moment"),
             },
         }
         tokio::select! {
@@ -78,22 +81,26 @@ async fn listen(config: Config, told: Arc<Notify>, over: oneshot::Receiver<()>) 
 }
 
 /// Until the connection is lost.
-async fn listen_once(config: &Config, told: &Notify) -> Result<(), tokio_postgres::Error> {
-    let (client, mut connection) = config.connect(NoTls).await?;
+async fn listen_once(address: &PostgresAddress, told: &Notify) -> Result<(), String> {
+    let (client, mut connection) = address.connect().await.map_err(|error| match error {
+        ConnectError::Postgres(error) => sentence(&error),
+        ConnectError::Unusable(error) => error.to_string(),
+        ConnectError::NoAnswer => "the database does not answer".to_owned(),
+    })?;
     let mut messages = pin!(async {
         loop {
             match poll_fn(|context| connection.poll_message(context)).await {
                 Some(Ok(AsyncMessage::Notification(_))) => told.notify_waiters(),
                 // Notices, and what a later library knows.
                 Some(Ok(_)) => {}
-                Some(Err(error)) => return Err(error),
+                Some(Err(error)) => return Err(sentence(&error)),
                 None => return Ok(()),
             }
         }
     });
     tokio::select! {
         ended = &mut messages => return ended,
-        listening = client.batch_execute(LISTEN) => listening?,
+        listening = client.batch_execute(LISTEN) => listening.map_err(|error| sentence(&error))?,
     }
     // What came before it listened.
     told.notify_waiters();
