@@ -152,7 +152,7 @@ pub(super) fn is_of_tls(error: &tokio_postgres::Error) -> bool {
     // tokio-postgres has no other way to tell the kinds of its errors apart.
     let is_tls_error = error.to_string().starts_with("error performing TLS handshake");
     let inner = source.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-    let is_of_rustls = inner.is_some_and(|inner| inner.is::<rustls::Error>());
+    let is_of_rustls = inner.and_then(|inner| inner.downcast_ref::<rustls::Error>()).is_some();
     let is_connection_lost = source.is::<io::Error>() && !is_of_rustls;
     is_of_rustls || (is_tls_error && !is_connection_lost)
 }

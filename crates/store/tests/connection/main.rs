@@ -136,7 +136,7 @@ async fn a_store_uses_tls_and_refuses_a_bad_certificate_at_once() {
     store.close().await.unwrap();
     let url = format!("{}?sslmode=verify-full&sslrootcert={}", server.url(), shown(&other.certificate()));
     let began = Instant::now();
-    let refused = Postgres::connect_within(&url, Duration::from_secs(60), options()).await.unwrap_err();
+    let refused = Postgres::connect_within(&url, Duration::from_mins(1), options()).await.unwrap_err();
     assert!(matches!(&refused, Error::Unusable(why) if why.contains("sslrootcert")), "{refused}");
     assert!(began.elapsed() < Duration::from_secs(20), "it does not wait for what time does not mend");
 }
@@ -151,7 +151,7 @@ async fn a_client_certificate_is_shown_where_the_server_asks_for_one() {
         format!("{}?sslmode=require{}", server.url(), certificate.unwrap_or_default())
     };
     assert_eq!(is_encrypted(&parameters(Some(ours.sign("postgres", "DNS:client")))).await, Ok(true));
-    let refused = Postgres::connect_within(&parameters(None), Duration::from_secs(60), options()).await.unwrap_err();
+    let refused = Postgres::connect_within(&parameters(None), Duration::from_mins(1), options()).await.unwrap_err();
     assert!(matches!(&refused, Error::Unusable(why) if why.contains("client certificate")), "{refused}");
     let refused = is_encrypted(&parameters(Some(other.sign("postgres", "DNS:client")))).await;
     assert!(refused.is_err(), "{refused:?}");
@@ -203,7 +203,7 @@ async fn a_start_waits_for_a_server_that_comes_up_late() {
     server.kill();
     let refused = Postgres::connect_within(&url, Duration::ZERO, options()).await.unwrap_err();
     assert!(matches!(&refused, Error::Unavailable(_)), "{refused}");
-    let waiting = tokio::spawn(async move { Postgres::connect_within(&url, Duration::from_secs(60), options()).await });
+    let waiting = tokio::spawn(async move { Postgres::connect_within(&url, Duration::from_mins(1), options()).await });
     // Long enough for several refused connections; a start that does not wait has ended by then.
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert!(!waiting.is_finished());
@@ -218,7 +218,7 @@ async fn a_wrong_password_or_database_is_refused_at_once() {
     server.authenticate_by("host all hooks 127.0.0.1/32 scram-sha-256\nhost all postgres 127.0.0.1/32 trust\n");
     let began = Instant::now();
     for url in [format!("postgres://hooks:canary@127.0.0.1:{}/postgres", server.port()), server.url_of("nowhere")] {
-        let refused = Postgres::connect_within(&url, Duration::from_secs(60), options()).await.unwrap_err();
+        let refused = Postgres::connect_within(&url, Duration::from_mins(1), options()).await.unwrap_err();
         let is_clear =
             matches!(&refused, Error::Unusable(why) if why.contains("refuses the connection") && !why.contains("canary"));
         assert!(is_clear, "{refused}");
