@@ -366,7 +366,8 @@ async fn open_store(settings: &Settings, directory: &DataDirectory) -> anyhow::R
         let master_key = settings.master_key.clone().context("PostgreSQL needs a master key")?;
         let options = store_options(settings, master_key.clone());
         let commits = Arc::clone(&options.commits);
-        let store = Postgres::connect(&url.0, options).await.map_err(plainly)?;
+        let wait = Duration::from_secs(settings.database_wait_seconds);
+        let store = Postgres::connect_within(&url.0, wait, options).await.map_err(plainly)?;
         return Ok((Arc::new(store), "PostgreSQL".to_owned(), master_key, commits));
     }
     let master_key = settings.master_key.clone().map_or_else(|| directory.master_key(), Ok)?;

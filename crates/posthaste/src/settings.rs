@@ -68,6 +68,7 @@ settings! {
         public_url: Option<String> = optional(web_address()), "", "The server's own address for people; from `listen` unless set";
         data_dir: PathBuf = path(), "./posthaste-data", "Where the database and the keys are kept";
         database_url: Option<SecretText> = optional(database_address()), "", "PostgreSQL, for many nodes; SQLite in the data directory unless set";
+        database_wait_seconds: u64 = number(0, 3_600), "60", "How long a start waits for PostgreSQL while it refuses connections, does not answer or is starting up";
         role: Vec<Role> = list(one_of(&ROLES)), "all", "What this process does: all, or some of api, deliver, relay (with PostgreSQL)";
         hold: bool = boolean(), "false", "Deliver nothing until an operator says `posthaste hold release`; the API works and events are stored";
         outbox: Option<SecretText> = optional(database_address()), "", "The application's database whose outbox is relayed; looked for in `database_url` unless set";

@@ -97,7 +97,7 @@ fn a_database_that_is_not_there_is_refused_in_one_line() {
     let unused = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let output = Command::new(BINARY)
         .args(["serve", "--database-url", &format!("postgres://posthaste:canary@{unused}/x"), "--master-key", MASTER_KEY])
-        .args(["--data-dir", concat!(env!("CARGO_TARGET_TMPDIR"), "/nobody")])
+        .args(["--data-dir", concat!(env!("CARGO_TARGET_TMPDIR"), "/nobody"), "--database-wait-seconds", "0"])
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);

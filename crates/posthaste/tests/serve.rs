@@ -122,7 +122,7 @@ fn i39_a_database_that_is_damaged_or_without_its_key_is_refused() {
 #[test]
 fn an_outbox_that_could_never_be_relayed_is_refused_rather_than_ignored() {
     let directory = Directory::new("absent");
-    refused(&serve(&directory, &["--outbox", "postgres://app:canary@127.0.0.1/app?sslmode=require"]), "cannot speak TLS");
+    refused(&serve(&directory, &["--outbox", "postgres://app:canary@127.0.0.1/app?sslmode=verify-ca"]), "needs sslrootcert");
     refused(&serve(&directory, &["--outbox", "postgres://app:canary@127.0.0.1:port/app"]), "the outbox cannot be relayed");
 }
 

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use posthaste_core::time::Timestamp;
-use posthaste_store::{postgres_sentence, read_postgres_url};
+use posthaste_store::{ConnectError, PostgresAddress, postgres_sentence};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{AsyncMessage, Client, Config, NoTls, Row, Statement};
+use tokio_postgres::{AsyncMessage, Client, Row, Statement};
 
 /// What this version makes and can use.
 pub const VERSION: u32 = 1;
@@ -30,9 +30,11 @@ const COMMENT: &str = "Posthaste outbox, version ";
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// A server that hangs answers nothing, so that whoever asks has to look at the clock.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// Beside what the store sets for its own sessions. A relay that was cut off leaves a session behind that holds its rows: it ends
-/// by itself after this. Longer than any publishing takes.
-const SETTINGS: &str = "-c idle_in_transaction_session_timeout=60000";
+/// A relay that was cut off leaves a session behind that holds its rows: it ends by itself after
+/// `idle_in_transaction_session_timeout`, which is longer than any publishing takes.
+const SETTINGS: &str = "-c statement_timeout=5000 -c idle_in_transaction_session_timeout=60000 -c synchronous_commit=on \
+                        -c TimeZone=UTC -c default_transaction_isolation=read\\ committed -c jit=off -c enable_seqscan=off \
+                        -c enable_bitmapscan=off -c enable_hashjoin=off -c enable_mergejoin=off";
 /// So many rows are counted, and not more: beyond this the number does not matter, and counting would.
 pub const COUNTED_MAX: i64 = 100_000;
 /// Rows that were refused before and are due again: so many go first, so that neither they nor the others wait for each other.
@@ -240,10 +242,13 @@ impl Drop for Outbox {
 impl Outbox {
     /// A session in which nothing was looked at yet.
     pub async fn connect(url: &str) -> Result<Outbox, OutboxError> {
-        let mut config = read_url(url)?;
-        config.options(format!("{} {SETTINGS}", config.get_options().unwrap_or_default()));
-        let connected = timeout(CONNECT_MAX, config.connect(NoTls)).await;
-        let (client, mut connection) = connected.map_err(|_| silent())??;
+        let address = read_url(url)?.with_options(SETTINGS);
+        let connected = timeout(CONNECT_MAX, address.connect()).await;
+        let (client, mut connection) = connected.map_err(|_| silent())?.map_err(|error| match error {
+            ConnectError::Postgres(error) => OutboxError::from(error),
+            ConnectError::Unusable(error) => OutboxError::BadUrl(error.to_string()),
+            ConnectError::NoAnswer => silent(),
+        })?;
         let woken = Arc::new(Notify::new());
         let told = Arc::clone(&woken);
         let listener = tokio::spawn(async move {
@@ -360,8 +365,8 @@ impl Outbox {
     }
 }
 
-fn read_url(url: &str) -> Result<Config, OutboxError> {
-    read_postgres_url(url).map_err(|error| OutboxError::BadUrl(error.to_string()))
+fn read_url(url: &str) -> Result<PostgresAddress, OutboxError> {
+    PostgresAddress::parse(url).map_err(|error| OutboxError::BadUrl(error.to_string()))
 }
 
 /// Whether a URL is one that can be used at all, before anybody is asked.

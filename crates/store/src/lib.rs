@@ -74,7 +74,7 @@ pub use hold::{HELD_COUNT_MAX, Hold};
 pub use housekeeping::{CleanupStep, Housekeeping, Overdue, OverdueReason};
 pub use migrations::SCHEMA_VERSION;
 pub use options::Options;
-pub use postgres::{Postgres, read_url as read_postgres_url, sentence as postgres_sentence};
+pub use postgres::{ConnectError, Postgres, PostgresAddress, PostgresConnection, sentence as postgres_sentence};
 pub use publishing::{DuplicateBy, NewEvent, Published};
 pub use remote_commits::{RemoteCommit, RemoteCommits};
 pub use replays::{NewReplay, ReplayCount, ReplayFilter, ReplayRow, ReplayState, Skipped};

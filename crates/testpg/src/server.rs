@@ -2,9 +2,9 @@
 
 use std::ffi::OsStr;
 use std::fmt::Write as _;
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Write as _};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, chown};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
@@ -125,6 +125,29 @@ impl Server {
         } else {
             Err(String::from_utf8_lossy(&output.stderr).trim_end().to_owned())
         }
+    }
+
+    /// Restarts it with TLS: its certificate, the key of that, and the authority that signs certificates of clients (PEM).
+    pub fn enable_tls(&self, certificate: &Path, key: &Path, authority: &Path) {
+        let files = [("ssl_cert_file", certificate), ("ssl_key_file", key), ("ssl_ca_file", authority)];
+        let copies = files.map(|(setting, file)| {
+            // PostgreSQL refuses a key that belongs to another user, or that others can read.
+            let copy = self.directory.join(setting);
+            std::fs::copy(file, &copy).expect("the file can be read");
+            std::fs::set_permissions(&copy, Permissions::from_mode(0o600)).expect("it is ours");
+            self.user.give(&copy);
+            (setting, copy.to_str().expect("the directory for temporary files has a name in UTF-8").to_owned())
+        });
+        let settings: Vec<(&str, &str)> =
+            copies.iter().map(|(setting, copy)| (*setting, copy.as_str())).chain([("ssl", "on")]).collect();
+        self.configure(&settings);
+        self.restart_immediately();
+    }
+
+    /// Restarts it with these lines as its `pg_hba.conf`. [`Server::psql`] needs one that trusts it.
+    pub fn authenticate_by(&self, lines: &str) {
+        std::fs::write(self.data().join("pg_hba.conf"), lines).expect("initdb has made this file");
+        self.restart_immediately();
     }
 
     /// Everything that the server has logged since its first start.

@@ -27,7 +27,7 @@ enum Seen {
 }
 use Seen::{Here, In, InOptions};
 
-const SETTINGS: [(&str, Seen); 86] = [
+const SETTINGS: [(&str, Seen); 87] = [
     ("listen", Here),
     ("tls_cert", In("commands/tls.rs")),
     ("tls_key", In("commands/tls.rs")),
@@ -38,6 +38,7 @@ const SETTINGS: [(&str, Seen); 86] = [
     ("public_url", Here),
     ("data_dir", Here),
     ("database_url", Here),
+    ("database_wait_seconds", In("postgres.rs")),
     ("role", In("postgres.rs")),
     ("hold", In("commands/backup.rs")),
     ("outbox", In("outbox.rs")),

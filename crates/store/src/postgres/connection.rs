@@ -9,14 +9,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType};
+use deadpool_postgres::{Connect, Manager, ManagerConfig, Object, Pool, PoolError, RecyclingMethod, Runtime, TimeoutType};
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
-use tokio_postgres::config::SslMode;
 use tokio_postgres::error::{Severity, SqlState};
 use tokio_postgres::types::ToSql;
-use tokio_postgres::{Config, NoTls, Row, Statement};
+use tokio_postgres::{Client, Config, Row, Statement};
 
 use super::Database;
+use super::address::{CONNECT_MAX, ConnectError, PostgresAddress, is_of_tls, is_permanent};
 use super::row::{self, Parameters};
 use crate::Error;
 
@@ -26,7 +27,6 @@ const CONNECTIONS: usize = 12;
 const WORK_CONNECTIONS: usize = 4;
 /// For committers, beside the others: a dozen slow questions must not keep anybody from publishing.
 const COMMITTING_CONNECTIONS: usize = 4;
-const CONNECT_MAX: Duration = Duration::from_millis(2_500);
 /// How long a verb waits for a connection that others use.
 const WAIT_MAX: Duration = Duration::from_millis(2_500);
 /// A server that hangs answers nothing, so that whoever asks has to look at the clock. A verb answers within this time, so that
@@ -34,8 +34,6 @@ const WAIT_MAX: Duration = Duration::from_millis(2_500);
 pub(super) const VERB_MAX: Duration = Duration::from_secs(4);
 /// What of it is kept for the commit of a transaction, and for asking what has become of it.
 const COMMIT_SHARE: Duration = Duration::from_secs(1);
-/// How long the kernel waits for the server to acknowledge what was sent.
-const ACKNOWLEDGED_MAX: Duration = Duration::from_secs(10);
 /// For what is sent in one go, with its commit.
 const FLIGHT_MAX: Duration = Duration::from_secs(6);
 /// How long a committer asks after a commit whose answer was lost.
@@ -45,7 +43,7 @@ const TRIES_MAX: u32 = 5;
 
 /// What every session goes by. PostgreSQL plans by statistics, which are wrong for a queue that was empty when it was last
 /// looked at: so it is told to follow indexes in loops, which is all that SQLite knows. Partitioned plans stay small so.
-const SETTINGS: &str = "-c statement_timeout=5000 -c idle_in_transaction_session_timeout=10000 -c synchronous_commit=on \
+pub(super) const SETTINGS: &str = "-c statement_timeout=5000 -c idle_in_transaction_session_timeout=10000 -c synchronous_commit=on \
                         -c TimeZone=UTC -c default_transaction_isolation=read\\ committed -c jit=off -c enable_seqscan=off \
                         -c enable_bitmapscan=off -c enable_hashjoin=off -c enable_mergejoin=off";
 
@@ -156,6 +154,8 @@ fn remedy_of(error: &tokio_postgres::Error) -> Remedy {
         | SqlState::CRASH_SHUTDOWN
         | SqlState::CANNOT_CONNECT_NOW
         | SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT
+        // The server was demoted to a standby; a new connection finds the primary.
+        | SqlState::READ_ONLY_SQL_TRANSACTION
         | SqlState::FEATURE_NOT_SUPPORTED
         | SqlState::INVALID_SQL_STATEMENT_NAME => Remedy::TryAgain,
         SqlState::CHECK_VIOLATION if database_error.constraint().is_none() && is_of_a_partition => Remedy::MakePartitions,
@@ -201,11 +201,11 @@ pub(super) enum Use {
 }
 
 impl Connections {
-    pub(super) fn new(config: &Config) -> Result<Connections, Error> {
+    pub(super) fn new(address: &PostgresAddress) -> Result<Connections, Error> {
         let pool = |connections: usize, settings: &str| {
-            let mut config = config.clone();
-            config.options(format!("{} {settings}", config.get_options().unwrap_or_default()));
-            let manager = Manager::from_config(config, NoTls, ManagerConfig { recycling_method: RecyclingMethod::Fast });
+            let address = address.with_options(settings);
+            let (config, recycling) = (address.first_config(), ManagerConfig { recycling_method: RecyclingMethod::Fast });
+            let manager = Manager::from_connect(config, PoolConnector(address), recycling);
             Pool::builder(manager)
                 .max_size(connections)
                 .wait_timeout(Some(WAIT_MAX))
@@ -256,15 +256,9 @@ impl Connections {
 
 fn no_connection(error: PoolError) -> Problem {
     let why = match error {
-        PoolError::Backend(error) => match error.code() {
-            // Nothing that time would mend.
-            Some(code) if code.code().starts_with("28") || *code == SqlState::INVALID_CATALOG_NAME => {
-                let why = sentence(&error);
-                return Error::Unusable(format!("the database refuses the connection: {why}; check the URL that was given")).into();
-            }
-            // One that was lost while it was made is made again.
-            Some(_) | None => return error.into(),
-        },
+        PoolError::Backend(error) if is_permanent(&error) => return refused(&error).into(),
+        // One that was lost while it was made is made again.
+        PoolError::Backend(error) => return error.into(),
         PoolError::Timeout(TimeoutType::Wait) => "all connections to the database are in use",
         PoolError::Timeout(TimeoutType::Create | TimeoutType::Recycle) => "the database does not answer",
         PoolError::Closed => "the store is closed",
@@ -273,31 +267,72 @@ fn no_connection(error: PoolError) -> Problem {
     Error::unavailable(why).into()
 }
 
-/// How to connect to what a URL names, as carefully as the store does.
-pub fn read_url(url: &str) -> Result<Config, Error> {
-    let without_tls = || {
-        Error::Unusable(
-            "this version of Posthaste cannot speak TLS with PostgreSQL: leave sslmode out of the database URL, and keep the \
-             connection within a network that you trust"
-                .to_owned(),
+/// Connects for a pool.
+struct PoolConnector(PostgresAddress);
+
+type Connected = Result<(Client, JoinHandle<()>), tokio_postgres::Error>;
+
+impl Connect for PoolConnector {
+    fn connect(&self, _: &Config) -> Pin<Box<dyn Future<Output = Connected> + Send + '_>> {
+        Box::pin(async move {
+            let (client, connection) = match self.0.connect().await {
+                Ok(connected) => connected,
+                Err(ConnectError::Postgres(error)) => return Err(error),
+                Err(ConnectError::Unusable(error)) => {
+                    tracing::error!(%error, "the database cannot be connected to");
+                    std::future::pending().await
+                }
+                // The pool has no error for this; its own limit, which is as long, says that the database does not answer.
+                Err(ConnectError::NoAnswer) => std::future::pending().await,
+            };
+            let task = tokio::spawn(async move {
+                if let Err(error) = connection.await {
+                    tracing::debug!(error = sentence(&error), "a connection to the database was lost");
+                }
+            });
+            Ok((client, task))
+        })
+    }
+}
+
+/// Waits until the server takes connections, at most for `wait`. Returns at once if waiting does not help.
+pub(super) async fn wait_for_server(address: &PostgresAddress, wait: Duration) -> Result<(), Error> {
+    let deadline = Instant::now() + wait;
+    let mut next_report = Instant::now();
+    loop {
+        let why = match timeout(CONNECT_MAX, address.connect()).await {
+            Ok(Ok(_)) => return Ok(()),
+            Ok(Err(ConnectError::Unusable(error))) => return Err(error),
+            Ok(Err(ConnectError::Postgres(error))) if is_permanent(&error) => return Err(refused(&error)),
+            Ok(Err(ConnectError::Postgres(error))) => sentence(&error),
+            Ok(Err(ConnectError::NoAnswer)) | Err(_) => "the database does not answer".to_owned(),
+        };
+        if Instant::now() >= deadline {
+            return Err(Error::unavailable(why));
+        }
+        if Instant::now() >= next_report {
+            let left_seconds = deadline.saturating_duration_since(Instant::now()).as_secs();
+            tracing::warn!(why, left_seconds, "waiting for the database");
+            next_report = Instant::now() + REPORT_EVERY;
+        }
+        tokio::time::sleep(WAIT_PAUSE).await;
+    }
+}
+
+/// While a start waits for the database.
+const WAIT_PAUSE: Duration = Duration::from_millis(250);
+const REPORT_EVERY: Duration = Duration::from_secs(10);
+
+/// An error that time does not mend, with what to do.
+fn refused(error: &tokio_postgres::Error) -> Error {
+    let why = sentence(error);
+    Error::Unusable(if is_of_tls(error) {
+        format!(
+            "no encrypted connection to the database: {why}; check sslmode, sslrootcert, sslcert and sslkey in the database URL"
         )
-    };
-    // The library does not know these.
-    if url.contains("sslmode=verify-") {
-        return Err(without_tls());
-    }
-    let mut config: Config =
-        url.parse().map_err(|error| Error::Unusable(format!("the database URL cannot be read: {}", sentence(&error))))?;
-    if config.get_ssl_mode() == SslMode::Require {
-        return Err(without_tls());
-    }
-    let options = config.get_options().map_or_else(|| SETTINGS.to_owned(), |given| format!("{given} {SETTINGS}"));
-    config.options(options).connect_timeout(CONNECT_MAX).ssl_mode(SslMode::Disable);
-    config.keepalives_idle(Duration::from_secs(10)).tcp_user_timeout(ACKNOWLEDGED_MAX);
-    if config.get_application_name().is_none() {
-        config.application_name("posthaste");
-    }
-    Ok(config)
+    } else {
+        format!("the database refuses the connection: {why}; check the URL that was given")
+    })
 }
 
 /// A connection while it is used. One that was left in the middle of something is not given to the next, because nobody
@@ -361,7 +396,14 @@ impl Connection {
         let is_worn = match problem {
             Problem::Postgres(error) => {
                 error.as_db_error().is_none()
-                    || matches!(error.code(), Some(&SqlState::FEATURE_NOT_SUPPORTED | &SqlState::INVALID_SQL_STATEMENT_NAME))
+                    || matches!(
+                        error.code(),
+                        Some(
+                            &SqlState::FEATURE_NOT_SUPPORTED
+                                | &SqlState::INVALID_SQL_STATEMENT_NAME
+                                | &SqlState::READ_ONLY_SQL_TRANSACTION
+                        )
+                    )
             }
             Problem::Unknown => true,
             Problem::Overtaken | Problem::Store(_) => false,
@@ -716,24 +758,3 @@ pub(super) const INSERT_COMMIT: &str = "INSERT INTO commits (id, at) VALUES ($1:
 const VOID_COMMIT: &str = "INSERT INTO commits (id, at, is_void) VALUES ($1, clock_timestamp(), TRUE)
                            ON CONFLICT (id) DO UPDATE SET is_void = commits.is_void RETURNING is_void";
 const SELECT_CLOCK: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS micros";
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_url_that_asks_for_tls_is_refused_and_says_why() {
-        for mode in ["require", "verify-ca", "verify-full"] {
-            let refused = read_url(&format!("postgresql://somebody:secret@db/posthaste?sslmode={mode}"));
-            assert!(matches!(refused, Err(Error::Unusable(why)) if why.contains("TLS") && !why.contains("secret")), "{mode}");
-        }
-        assert!(matches!(read_url("postgresql://somebody:secret@db:no/x"), Err(Error::Unusable(why)) if !why.contains("secret")));
-    }
-
-    #[test]
-    fn what_was_set_in_the_url_stays_and_what_has_to_be_is_added() {
-        let config = read_url("postgresql://somebody@db/posthaste?options=-c%20search_path%3Dhooks").expect("a good URL");
-        let options = config.get_options().expect("there are some");
-        assert!(options.starts_with("-c search_path=hooks -c statement_timeout=5000"), "{options}");
-    }
-}

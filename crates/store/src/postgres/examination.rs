@@ -2,7 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::connection::{self, Connection, Connections, Problem, Use};
+use super::address::PostgresAddress;
+use super::connection::{Connection, Connections, Problem, SETTINGS, Use};
 use super::migrations::STEPS;
 use super::{Postgres, SELECT_MASTER_KEY, SELECT_SETTINGS, configuration, row, unfit};
 use crate::columns::{corrupt, limit};
@@ -12,7 +13,7 @@ use crate::{Error, Keyring};
 impl Postgres {
     /// Looks at the database that this URL names, also while servers use it.
     pub async fn examine(url: &str, keyring: Option<&Keyring>) -> Result<Examined, Error> {
-        let connections = Connections::new(&connection::read_url(url)?)?;
+        let connections = Connections::new(&PostgresAddress::parse(url)?.with_options(SETTINGS))?;
         let connection = connections.get(Use::Verb).await?;
         let examined = look(&connection, keyring).await;
         drop(connection);

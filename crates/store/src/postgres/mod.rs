@@ -1,5 +1,6 @@
 //! PostgreSQL: one database that many nodes share, and its clock is theirs.
 
+mod address;
 mod announcements;
 mod backlog;
 mod clock;
@@ -25,6 +26,7 @@ mod row;
 mod sessions;
 mod slots;
 mod statistics;
+mod tls;
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -41,11 +43,12 @@ use crate::commands::Queued;
 use crate::feed::{CommittedDelivery, Feed, FeedSender};
 use crate::routing::Routings;
 use crate::{Error, Options, Partition};
+pub use address::{ConnectError, PostgresAddress, PostgresConnection};
 use announcements::Announcer;
 use clock::DatabaseClock;
 use committer::Committer;
+pub use connection::sentence;
 use connection::{Connection, Connections, Problem, Use, VERB_MAX};
-pub use connection::{read_url, sentence};
 use events::Publishing;
 use in_flight::InFlight;
 use lanes::Recording;
@@ -98,10 +101,17 @@ impl Postgres {
     /// Connects to the database that this URL names, and makes its tables if they are not there. Refuses a server that is
     /// too old, that would lose what it has acknowledged, or that cannot be written to, and what a newer version has written.
     pub async fn connect(url: &str, options: Options) -> Result<Postgres, Error> {
-        let config = connection::read_url(url)?;
+        Postgres::connect_within(url, Duration::ZERO, options).await
+    }
+
+    /// The same; waits at most this long while the server refuses connections, does not answer or is starting up. Does not
+    /// wait if the server refuses the password, the database or the certificate.
+    pub async fn connect_within(url: &str, wait: Duration, options: Options) -> Result<Postgres, Error> {
+        let address = PostgresAddress::parse(url)?.with_options(connection::SETTINGS);
+        connection::wait_for_server(&address, wait).await?;
         let ownership = Arc::new(Ownership::default());
         let database = Arc::new(Database {
-            connections: Connections::new(&config)?,
+            connections: Connections::new(&address)?,
             clock: DatabaseClock::new(Arc::clone(&options.clock)),
             ids: Mutex::new(Sequence::default()),
             feeder: FeedSender::default(),
@@ -109,7 +119,7 @@ impl Postgres {
             options,
             in_flight: Arc::new(InFlight::default()),
             slots: Slots::default(),
-            news: Notifications::new(config, Arc::clone(&ownership)),
+            news: Notifications::new(address, Arc::clone(&ownership)),
             ownership,
             announcer: Arc::default(),
             listener: Mutex::default(),
@@ -192,6 +202,8 @@ fn unfit(row: &tokio_postgres::Row) -> Result<Option<&'static str>, Error> {
         Some("this PostgreSQL runs with fsync = off and may lose what it has acknowledged; switch it on")
     } else if row::text(row, "full_page_writes")? == "off" {
         Some("this PostgreSQL runs with full_page_writes = off and may be damaged by a power cut; switch it on")
+    } else if row::text(row, "synchronous_commit")? == "off" {
+        Some("the session runs with synchronous_commit = off although Posthaste asks for on, and may lose what it has acknowledged")
     } else if row::column(row, "is_standby")? {
         Some("this PostgreSQL is a standby that cannot be written to; name the primary")
     } else if row::text(row, "read_only")? == "on" {
@@ -237,7 +249,8 @@ async fn check_master_key(connection: &Connection, options: &Options) -> Result<
 }
 
 const SELECT_SETTINGS: &str = "SELECT current_setting('server_version_num')::int AS version, current_setting('fsync') AS fsync,
-                                      current_setting('full_page_writes') AS full_page_writes, pg_is_in_recovery() AS is_standby,
+                                      current_setting('full_page_writes') AS full_page_writes,
+                                      current_setting('synchronous_commit') AS synchronous_commit, pg_is_in_recovery() AS is_standby,
                                       current_setting('transaction_read_only') AS read_only";
 const SELECT_MASTER_KEY: &str = "SELECT value FROM words WHERE name = 'master_key'";
 const PUT_MASTER_KEY: &str =

@@ -12,7 +12,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::futures::OwnedNotified;
 use tokio::sync::{Notify, oneshot};
-use tokio_postgres::{AsyncMessage, Config, NoTls};
+use tokio_postgres::AsyncMessage;
+
+use super::address::{ConnectError, PostgresAddress};
+use super::connection::sentence;
 
 use super::announcements::{self, News};
 use super::ownership::Ownership;
@@ -44,7 +47,7 @@ struct Shared {
 
 #[derive(Debug)]
 enum State {
-    Unwanted(Box<Config>),
+    Unwanted(Box<PostgresAddress>),
     /// It ends when this is dropped.
     Listening {
         _alive: oneshot::Sender<()>,
@@ -53,7 +56,7 @@ enum State {
 }
 
 impl Notifications {
-    pub(super) fn new(config: Config, ownership: Arc<Ownership>) -> Notifications {
+    pub(super) fn new(address: PostgresAddress, ownership: Arc<Ownership>) -> Notifications {
         let shared = Shared {
             commands: Arc::new(Notify::new()),
             partitions: Notify::new(),
@@ -61,15 +64,15 @@ impl Notifications {
             is_listening: AtomicBool::new(false),
             ownership,
         };
-        Notifications { shared: Arc::new(shared), state: Mutex::new(State::Unwanted(Box::new(config))) }
+        Notifications { shared: Arc::new(shared), state: Mutex::new(State::Unwanted(Box::new(address))) }
     }
 
     /// From now on it is listened. Has to be called where tasks can be started.
     pub(super) fn wanted(&self) {
         let mut state = self.state.lock();
-        if let State::Unwanted(config) = &*state {
+        if let State::Unwanted(address) = &*state {
             let (alive, over) = oneshot::channel();
-            tokio::spawn(listen((**config).clone(), Arc::clone(&self.shared), over));
+            tokio::spawn(listen((**address).clone(), Arc::clone(&self.shared), over));
             *state = State::Listening { _alive: alive };
         }
     }
@@ -133,15 +136,15 @@ impl Shared {
     }
 }
 
-async fn listen(config: Config, shared: Arc<Shared>, over: oneshot::Receiver<()>) {
+async fn listen(address: PostgresAddress, shared: Arc<Shared>, over: oneshot::Receiver<()>) {
     let mut over = pin!(over);
     let mut pause = PAUSE_MIN;
     loop {
         tokio::select! {
             _ = &mut over => return,
-            listened = listen_once(&config, &shared) => match listened {
+            listened = listen_once(&address, &shared) => match listened {
                 Ok(()) => pause = PAUSE_MIN,
-                Err(error) => tracing::debug!(%error, "the server does not tell of news for a moment"),
+                Err(error) => tracing::debug!(error, "the server does not tell of news for a moment"),
             },
         }
         shared.is_listening.store(false, Ordering::Relaxed);
@@ -154,22 +157,26 @@ async fn listen(config: Config, shared: Arc<Shared>, over: oneshot::Receiver<()>
 }
 
 /// Until the connection is lost.
-async fn listen_once(config: &Config, shared: &Shared) -> Result<(), tokio_postgres::Error> {
-    let (client, mut connection) = config.connect(NoTls).await?;
+async fn listen_once(address: &PostgresAddress, shared: &Shared) -> Result<(), String> {
+    let (client, mut connection) = address.connect().await.map_err(|error| match error {
+        ConnectError::Postgres(error) => sentence(&error),
+        ConnectError::Unusable(error) => error.to_string(),
+        ConnectError::NoAnswer => "the database does not answer".to_owned(),
+    })?;
     let mut messages = pin!(async {
         loop {
             match poll_fn(|context| connection.poll_message(context)).await {
                 Some(Ok(AsyncMessage::Notification(news))) => shared.heard(news.channel(), news.payload()),
                 // Notices, and what a later library knows.
                 Some(Ok(_)) => {}
-                Some(Err(error)) => return Err(error),
+                Some(Err(error)) => return Err(sentence(&error)),
                 None => return Ok(()),
             }
         }
     });
     tokio::select! {
         ended = &mut messages => return ended,
-        listening = client.batch_execute(LISTEN) => listening?,
+        listening = client.batch_execute(LISTEN) => listening.map_err(|error| sentence(&error))?,
     }
     shared.is_listening.store(true, Ordering::Relaxed);
     shared.missed();
