@@ -36,7 +36,7 @@ async fn what_a_leaver_has_in_flight_it_may_still_record_and_nothing_else(world:
     let now = world.store.now();
     let old = world.epoch;
     let in_flight = vec![in_flight(&promised, 1, later(now, 60)), in_flight(&late, 1, now)];
-    world.store.hand_over(world.node, Transfer { in_flight: in_flight, ..Transfer::of(GivenUp::Everything) }).await.unwrap();
+    world.store.hand_over(world.node, Transfer { in_flight, ..Transfer::of(GivenUp::Everything) }).await.unwrap();
     leases_end(&world, "in an hour");
     let options = world.options.clone();
     let world = world.reopened(options).await;
@@ -281,7 +281,7 @@ async fn a_node_reads_only_what_it_owns_and_hears_what_others_commit_for_it() {
             }
         }
     };
-    let heard = tokio::time::timeout(Duration::from_secs(60), heard).await.expect("it hears of it");
+    let heard = tokio::time::timeout(Duration::from_mins(1), heard).await.expect("it hears of it");
     assert_eq!(heard, [endpoint.id]);
     assert!(other.hears_other_nodes());
 }
