@@ -23,6 +23,8 @@ pub(crate) fn ensure() -> anyhow::Result<()> {
     ensure_program("python3", "python3")?;
     // The tests of the store start a server of their own, from the programs that are installed.
     ensure_package("PostgreSQL 14 or newer", "postgresql", posthaste_testpg::is_installed)?;
+    // Certificates for the tests of TLS to PostgreSQL.
+    ensure_package("openssl", "openssl", || answers(Command::new("openssl").arg("version")))?;
     // Flushes that fail, power cuts and killed processes.
     ensure_program("strace", "strace")?;
     // A network without a way out, to dial public addresses in.

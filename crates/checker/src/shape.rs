@@ -188,7 +188,11 @@ pub(crate) fn oldest_first(index: &Index<'_>) -> Verdict {
             // Only where there was a backlog is there a choice.
             if place > 0 && events[place - 1].first.start > answered {
                 finding.check(overtaken <= allowed, || {
-                    format!("event {} was overtaken by {overtaken} at endpoint {at}, and {allowed} may", publish.serial)
+                    format!(
+                        "event {} was overtaken by {overtaken} at endpoint {at}, and {allowed} may: it was accepted at {answered} and \
+                         came at {} as attempt {}; kills at {:?}",
+                        publish.serial, first.start, first.attempt, index.evidence.kills
+                    )
                 });
             }
         }

@@ -14,14 +14,15 @@ use tokio::sync::futures::OwnedNotified;
 use tokio::sync::{Notify, oneshot};
 use tokio_postgres::AsyncMessage;
 
-use super::address::{ConnectError, PostgresAddress};
-use super::connection::sentence;
-
+use super::address::PostgresAddress;
 use super::announcements::{self, News};
+use super::connection::sentence;
 use super::ownership::Ownership;
 use crate::remote_commits::{self, RemoteCommitSender, RemoteCommits};
 
 const LISTEN: &str = "LISTEN posthaste_commands; LISTEN posthaste_partitions; LISTEN posthaste_deliveries";
+/// A notification that takes longer than this is taken for lost.
+const ARRIVES_WITHIN: Duration = Duration::from_secs(2);
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
@@ -158,11 +159,7 @@ async fn listen(address: PostgresAddress, shared: Arc<Shared>, over: oneshot::Re
 
 /// Until the connection is lost.
 async fn listen_once(address: &PostgresAddress, shared: &Shared) -> Result<(), String> {
-    let (client, mut connection) = address.connect().await.map_err(|error| match error {
-        ConnectError::Postgres(error) => sentence(&error),
-        ConnectError::Unusable(error) => error.to_string(),
-        ConnectError::NoAnswer => "the database does not answer".to_owned(),
-    })?;
+    let (client, mut connection) = address.connect().await.map_err(|error| error.to_string())?;
     let mut messages = pin!(async {
         loop {
             match poll_fn(|context| connection.poll_message(context)).await {
@@ -178,7 +175,51 @@ async fn listen_once(address: &PostgresAddress, shared: &Shared) -> Result<(), S
         ended = &mut messages => return ended,
         listening = client.batch_execute(LISTEN) => listening.map_err(|error| sentence(&error))?,
     }
-    shared.is_listening.store(true, Ordering::Relaxed);
     shared.missed();
+    let arrives = tokio::select! {
+        ended = &mut messages => return ended,
+        arrives = notifications_arrive(address) => arrives?,
+    };
+    if arrives {
+        shared.is_listening.store(true, Ordering::Relaxed);
+        shared.missed();
+    } else {
+        tracing::warn!(
+            "the database connection does not pass notifications on, as behind a pooler in transaction mode: events that other nodes \
+             publish are looked for every 100 ms"
+        );
+    }
     messages.await
+}
+
+/// Whether a notification that one connection sends reaches another that listens. A pooler that gives a client another
+/// connection for each transaction loses them.
+pub(super) async fn notifications_arrive(address: &PostgresAddress) -> Result<bool, String> {
+    let channel = format!("posthaste_test_{:016x}", rand::random::<u64>());
+    let (listen, notify) = (format!("LISTEN {channel}"), format!("NOTIFY {channel}"));
+    let (listener, mut connection) = address.connect().await.map_err(|error| error.to_string())?;
+    let mut heard = pin!(async {
+        loop {
+            match poll_fn(|context| connection.poll_message(context)).await {
+                Some(Ok(AsyncMessage::Notification(news))) if news.channel() == channel => return Ok(true),
+                Some(Ok(_)) => {}
+                Some(Err(error)) => return Err(sentence(&error)),
+                None => return Err("the connection was closed".to_owned()),
+            }
+        }
+    });
+    tokio::select! {
+        ended = &mut heard => return ended,
+        listening = listener.batch_execute(&listen) => listening.map_err(|error| sentence(&error))?,
+    }
+    let (sender, connection) = address.connect().await.map_err(|error| error.to_string())?;
+    let connection = tokio::spawn(connection);
+    let sent = tokio::select! {
+        ended = &mut heard => return ended,
+        sent = sender.batch_execute(&notify) => sent,
+    };
+    drop(sender);
+    sent.map_err(|error| sentence(&error))?;
+    let _ = connection.await;
+    tokio::time::timeout(ARRIVES_WITHIN, heard).await.unwrap_or(Ok(false))
 }

@@ -405,6 +405,10 @@ const READING: &[&str] = &[
     "running_replays",
     "overdue",
     "nodes",
+    "cluster",
+    "partitions_freed",
+    "remote_commits",
+    "hears_other_nodes",
     "hold",
     "close",
 ];
