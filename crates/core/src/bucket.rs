@@ -74,12 +74,6 @@ impl Bucket {
         Bucket::with_debt(now, limit.span_nanos())
     }
 
-    /// Of two states that may both be out of date, the one that grants less.
-    #[must_use]
-    pub fn emptier(self, other: Bucket) -> Bucket {
-        Bucket { full_at_nanos: self.full_at_nanos.max(other.full_at_nanos) }
-    }
-
     /// For the store, which keeps the one number.
     pub fn from_nanos(full_at_nanos: i64) -> Bucket {
         Bucket { full_at_nanos }

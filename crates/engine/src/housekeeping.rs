@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use posthaste_core::id::EndpointId;
 use posthaste_core::scheduler::Seq;
-use posthaste_store::{RemoteCommit, Store, SweepPage};
-use tokio::sync::Notify;
+use posthaste_store::{Store, SweepPage};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::{Instant, sleep};
 
@@ -28,32 +27,13 @@ const OVERDUE_ROWS: usize = 500;
 /// Running replays are asked for so often while there are none.
 const REPLAYS_EVERY: Duration = Duration::from_secs(1);
 
-/// While announcements of other nodes do not arrive, new rows are looked for this often.
-const POLLED_EVERY: Duration = Duration::from_millis(100);
-
-/// Passes on what other processes announce. Announcements that were lost wake the sweep.
-pub(crate) async fn hear_remote_commits(store: Arc<dyn Store>, inbox: UnboundedSender<Input>, sweep_now: Arc<Notify>) {
-    let mut commits = store.remote_commits();
-    while let Some(commit) = commits.next().await {
-        match commit {
-            RemoteCommit::Endpoints(endpoints) => {
-                if inbox.send(Input::Work(endpoints)).is_err() {
-                    return;
-                }
-            }
-            RemoteCommit::Unknown => sweep_now.notify_one(),
-        }
-    }
-}
-
-/// Finds what other processes have committed. Between two sweeps it looks at the newest rows, if no announcements arrive.
-pub(crate) async fn sweep(store: Arc<dyn Store>, inbox: UnboundedSender<Input>, sweep_now: Arc<Notify>) {
+/// Finds what other processes have committed.
+pub(crate) async fn sweep(store: Arc<dyn Store>, inbox: UnboundedSender<Input>) {
     if !store.is_shared() {
         return;
     }
     let started = Instant::now();
     let mut sweeper = Sweeper::default();
-    let mut newest: Option<Seq> = None;
     loop {
         let began = started.elapsed();
         let mut scan = Scan::new(sweeper.start_after());
@@ -73,27 +53,7 @@ pub(crate) async fn sweep(store: Arc<dyn Store>, inbox: UnboundedSender<Input>, 
             }
         }
         sweeper.swept(began, scan.highest.unwrap_or(0));
-        newest = newest.max(scan.highest);
-        let swept_at = Instant::now();
-        while swept_at.elapsed() < SWEPT_EVERY {
-            tokio::select! {
-                () = sleep(POLLED_EVERY) => {}
-                () = sweep_now.notified() => break,
-            }
-            if store.hears_other_nodes() {
-                continue;
-            }
-            // A sweep finds what this misses: rows that are committed late, or that do not fit into one page.
-            match store.sweep(newest.unwrap_or(0), SCAN_ROWS).await {
-                Ok(page) => {
-                    newest = newest.max(Some(page.highest));
-                    if !page.endpoints.is_empty() && inbox.send(Input::Work(page.endpoints)).is_err() {
-                        return;
-                    }
-                }
-                Err(error) => complain("sweep", &error),
-            }
-        }
+        sleep(SWEPT_EVERY).await;
     }
 }
 

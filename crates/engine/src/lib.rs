@@ -35,7 +35,6 @@ use posthaste_metrics::Metrics;
 use posthaste_sender::Client;
 use posthaste_store::{CommittedDelivery, Housekeeping, Store};
 use posthaste_traces::Traces;
-use tokio::sync::Notify;
 use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until};
@@ -49,7 +48,6 @@ pub use handed_over::{HANDED_OVER_ASKED_EVERY, HandedOver};
 use membership::Membership;
 pub use membership::{
     LeaveReason, LoopHealth, MembershipCall, MembershipMachine, MembershipNews, MembershipProgress, MembershipReply, RENEWED_EVERY,
-    Surplus,
 };
 pub use owner::{Effect, Input, ObservedAttempts, OnRecorded, Owner, OwnerGeneration, PendingSend, SendRef, SendRequest, WaiterId};
 use survey::{Surveyor, Watch};
@@ -190,7 +188,6 @@ pub async fn run(store: Arc<dyn Store>, client: Client, options: Options, stop: 
         // After what is due was begun: what is still due then is stuck.
         if is_survey_due && surveyor.step(now, &mut owner) {
             membership.stalled(surveyor.is_own_fault());
-            membership.set_load(surveyor.load());
         }
         metrics.liveness().turned(turn_began.elapsed());
         if deadline.is_some() && owner.is_at_rest() {
@@ -216,12 +213,7 @@ fn background(
     let members = Arc::clone(membership);
     background.spawn(restarted("handed over", move || Arc::clone(&members).watch_handed_over()));
     let (of, to) = (Arc::clone(store), inbox.clone());
-    let sweep_now = Arc::new(Notify::new());
-    let wake = Arc::clone(&sweep_now);
-    background.spawn(restarted("sweep", move || housekeeping::sweep(Arc::clone(&of), to.clone(), Arc::clone(&wake))));
-    let (of, to) = (Arc::clone(store), inbox.clone());
-    let hear = move || housekeeping::hear_remote_commits(Arc::clone(&of), to.clone(), Arc::clone(&sweep_now));
-    background.spawn(restarted("remote commits", hear));
+    background.spawn(restarted("sweep", move || housekeeping::sweep(Arc::clone(&of), to.clone())));
     let (of, to) = (Arc::clone(store), inbox.clone());
     background.spawn(restarted("configuration", move || housekeeping::watch_configuration(Arc::clone(&of), to.clone())));
     let (of, limits, members) = (Arc::clone(store), options.housekeeping, Arc::clone(membership));

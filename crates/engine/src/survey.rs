@@ -14,7 +14,7 @@ use posthaste_core::id::EndpointId;
 use posthaste_core::scheduler::{Class, HeldRows, LaneSurvey};
 use posthaste_core::time::Timestamp;
 use posthaste_metrics::{BacklogGauges, Held, Metrics, StallReason};
-use posthaste_store::{BacklogGroup, BacklogQuery, BacklogScope, NodeLoad, Store};
+use posthaste_store::{BacklogGroup, BacklogQuery, BacklogScope, Store};
 
 use crate::owner::Owner;
 
@@ -82,8 +82,6 @@ pub(crate) struct Surveyor {
     /// How long the longest queue of a lane that waits for tokens was expected to take since it began to wait.
     draining: HashMap<EndpointId, Duration>,
     stall: Option<StallReason>,
-    /// As of the last round.
-    load: NodeLoad,
 }
 
 #[derive(Default)]
@@ -105,13 +103,7 @@ impl Surveyor {
             next_round_at: Instant::now(),
             draining: HashMap::new(),
             stall: None,
-            load: NodeLoad::default(),
         }
-    }
-
-    /// What this node has to do, for people.
-    pub(crate) fn load(&self) -> NodeLoad {
-        self.load
     }
 
     /// Whether what is due is not begun for a reason of this node's own, so that another would do better. A database that
@@ -206,8 +198,6 @@ impl Surveyor {
         }
         self.draining = draining;
         *self.stored.wanted.lock() = partial;
-        let lag = gauges.oldest_due.unwrap_or_default();
-        self.load = NodeLoad { lanes: gauges.lanes, in_flight: gauges.in_flight, lag };
         self.metrics.backlog().set(gauges);
         self.metrics.liveness().found(stall);
         if stall != self.stall {
@@ -334,7 +324,6 @@ mod tests {
             stuck.happens(Input::PartitionsClaimed(Claimed {
                 partitions,
                 handed_over: vec![],
-                just_moved: vec![],
                 in_flight_elsewhere: vec![],
                 numbered: 0,
             }));
@@ -357,7 +346,7 @@ mod tests {
             let secret = StoredSecret { secret: SecretText("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw".to_owned()), until: None };
             let partition = partition_of(&tenant());
             let stored = StoredEndpoint { endpoint, secrets: vec![secret], partition, version: 1, deleted_at: None };
-            let found = vec![EndpointBundle { endpoint: stored, tenant: None, lane: None, tenant_bucket: None }];
+            let found = vec![EndpointBundle { endpoint: stored, tenant: None, lane: None }];
             self.happens(Input::EndpointsLoaded { generation: 0, asked: vec![self.endpoint], found });
         }
 
@@ -446,7 +435,7 @@ mod tests {
             panic!("its payload is asked for")
         };
         stuck.happens(Input::GiveUp(vec![partition_of(&tenant())]));
-        let in_flight = |effect| if let Effect::HandOver { transfer, .. } = effect { Some(transfer.in_flight) } else { None };
+        let in_flight = |effect| if let Effect::HandOver { in_flight, .. } = effect { Some(in_flight) } else { None };
         assert_eq!(stuck.wants().into_iter().find_map(in_flight), Some(vec![]));
         // Its payload comes too late: the next owner sends it.
         let event = Ok(stuck.event());

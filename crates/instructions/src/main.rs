@@ -223,8 +223,8 @@ impl Bench {
                 match effect {
                     Effect::Send(sending) => sends.push(sending),
                     Effect::FindWork => {
-                        let page = self.store.work(None, 1000).await.unwrap();
-                        self.owner.handle(now, Input::Work(page.endpoints));
+                        let endpoints = self.store.work(None, 1000).await.unwrap();
+                        self.owner.handle(now, Input::Work(endpoints));
                     }
                     Effect::LoadEndpoints { generation, endpoints } => {
                         let found = self.store.load_endpoints(endpoints.clone()).await.unwrap();

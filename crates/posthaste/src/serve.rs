@@ -23,8 +23,8 @@ use posthaste_notify::mail::Mailer;
 use posthaste_notify::mail_server::MailServer;
 use posthaste_sender::{Client, Options as SenderOptions, Policy, Proxy};
 use posthaste_store::{
-    ClockStatus, Commits, EventQuery, Housekeeping, Key, Keyring, MasterKey, NodeInfo, Options as StoreOptions, Postgres,
-    SecretText, Sqlite, Store,
+    ClockStatus, Commits, EventQuery, Housekeeping, Key, Keyring, MasterKey, Options as StoreOptions, Postgres, SecretText, Sqlite,
+    Store,
 };
 use posthaste_traces::{Exporter, Traces};
 use tokio::net::{TcpListener, TcpSocket};
@@ -384,20 +384,7 @@ fn store_options(settings: &Settings, master_key: MasterKey) -> StoreOptions {
         retention: settings.tenant_defaults().retention,
         idempotency_keys_kept: Duration::from_hours(settings.idempotency_keys_kept_hours.into()),
         commit_queue_bytes_max: settings.commit_queue_bytes_max,
-        node_info: node_info(settings),
         ..StoreOptions::new(Keyring::new(master_key, settings.previous_master_keys.clone()))
-    }
-}
-
-/// What this process says about itself in `posthaste cluster`.
-fn node_info(settings: &Settings) -> NodeInfo {
-    let roles = [(Role::Api, "api"), (Role::Deliver, "deliver"), (Role::Relay, "relay")];
-    let address = settings.public_url.clone().unwrap_or_else(|| settings.listen.to_string());
-    NodeInfo {
-        host: hostname::get().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        roles: roles.into_iter().filter(|(role, _)| settings.has_role(*role)).map(|(_, name)| name.to_owned()).collect(),
-        address: settings.has_role(Role::Api).then_some(address),
     }
 }
 

@@ -20,8 +20,6 @@ pub struct EndpointBundle {
     /// `None` for one that was deleted.
     pub tenant: Option<StoredTenant>,
     pub lane: Option<LaneState>,
-    /// What an earlier owner wrote about the tenant's tokens when it gave the partition up.
-    pub tenant_bucket: Option<Bucket>,
 }
 
 /// A request for the first rows of one of a lane's queues.
@@ -51,15 +49,6 @@ pub struct SweepPage {
     pub highest: Seq,
     /// Where the next page starts; `None` if this was the last one.
     pub next: Option<Seq>,
-}
-
-/// One page of the endpoints that have something unfinished.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct WorkPage {
-    /// Those in partitions that this node owns, on PostgreSQL; otherwise all.
-    pub endpoints: Vec<EndpointId>,
-    /// Where the next page starts; `None` if this was the last one.
-    pub next: Option<EndpointId>,
 }
 
 /// What a delivery carries.

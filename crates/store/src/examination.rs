@@ -22,8 +22,6 @@ pub struct Examined {
     pub clock_jumped_by: Option<Duration>,
     /// A server was killed, and what it wrote last is in a log that is read by the next: what is told here may be older.
     pub has_unread_log: bool,
-    /// Whether notifications of other nodes arrive, where there can be other nodes.
-    pub hears_notifications: Option<bool>,
     /// The hold on all deliveries, if there is one.
     pub hold: Option<Hold>,
     /// Of the endpoints that take events, at most `ENDPOINTS_MAX` of them.

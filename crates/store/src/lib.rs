@@ -29,7 +29,6 @@ mod migrations;
 mod options;
 mod postgres;
 mod publishing;
-mod remote_commits;
 mod replays;
 mod routing;
 mod schema_cost;
@@ -52,10 +51,7 @@ use posthaste_core::time::Timestamp;
 pub use accepting::{DEFAULT_TENANT, Draft, InvalidEvent, RESERVED_TYPES, check_not_reserved, check_tenant, is_reserved_type};
 pub use backlog::{Backlog, BacklogGroup, BacklogQuery, BacklogScope, LaneBacklog, PlaceQuery};
 pub use clock::{Clock, ClockSource, ClockStatus, SystemClock};
-pub use cluster::{
-    Claimed, CleanTransfer, ClusterView, Epoch, GivenUp, HandedOver, InFlightElsewhere, LEASE, MOVED_AT_MOST_EVERY, NodeId,
-    NodeInfo, NodeLoad, NodeStatus, PARTITIONS, Partition, SETTLED_AFTER, TenantBucket, Transfer, partition_of,
-};
+pub use cluster::{Claimed, Epoch, GivenUp, HandedOver, InFlightElsewhere, LEASE, NodeId, PARTITIONS, Partition, partition_of};
 pub use commands::{APPLY_MAX, ApplyResult, COMMAND_MAX, Command, CommandOutcome, CommandRequest, Commands};
 pub use commits::Commits;
 pub use configuration::{
@@ -64,7 +60,7 @@ pub use configuration::{
 };
 pub use delivering::{
     AttemptRecord, Body, BodyError, DeliveryChange, EndpointBundle, LaneSnapshot, LaneState, Record, RecordResult, SweepPage,
-    WindowRequest, WindowRows, WorkPage,
+    WindowRequest, WindowRows,
 };
 pub use endpoint_versions::EndpointVersion;
 pub use examination::{Examined, MasterKeyFit, Schema};
@@ -76,7 +72,6 @@ pub use migrations::SCHEMA_VERSION;
 pub use options::Options;
 pub use postgres::{ConnectError, Postgres, PostgresAddress, PostgresConnection, sentence as postgres_sentence};
 pub use publishing::{DuplicateBy, NewEvent, Published};
-pub use remote_commits::{RemoteCommit, RemoteCommits};
 pub use replays::{NewReplay, ReplayCount, ReplayFilter, ReplayRow, ReplayState, Skipped};
 pub use sealed::{Keyring, MasterKey, MasterKeyError, SealedValues};
 pub use sessions::{
@@ -149,15 +144,11 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn publish(&self, events: Vec<NewEvent>) -> StoreFuture<'_, Vec<Published>>;
     /// The deliveries of this process's own commits, as they are made, with their events.
     fn feed(&self) -> Feed;
-    /// What other processes announce of their commits for endpoints that this node owns.
-    fn remote_commits(&self) -> RemoteCommits;
-    /// Whether announcements of other processes arrive at present. Otherwise new deliveries are found by looking for them.
-    fn hears_other_nodes(&self) -> bool;
 
     // Delivering.
 
     /// Endpoints that have something unfinished, in the order of their ids; found without reading the backlog.
-    fn work(&self, after: Option<EndpointId>, limit: usize) -> StoreFuture<'_, WorkPage>;
+    fn work(&self, after: Option<EndpointId>, limit: usize) -> StoreFuture<'_, Vec<EndpointId>>;
     /// Endpoints with something that waits among the first `limit` rows after `after`. Looks at no more rows than that, so that
     /// a scan of a large table is many short reads.
     fn sweep(&self, after: Seq, limit: usize) -> StoreFuture<'_, SweepPage>;
@@ -261,17 +252,15 @@ pub trait Store: fmt::Debug + Send + Sync {
     // Many nodes.
 
     /// Announces a node. It owns nothing yet.
-    fn join(&self, node: NodeId) -> StoreFuture<'_, ClusterView>;
-    /// Renews a node's lease for another [`LEASE`]. A lease that has expired is never renewed: the node joins again.
-    fn renew(&self, node: NodeId, load: NodeLoad) -> StoreFuture<'_, Result<ClusterView, Refusal>>;
+    fn join(&self, node: NodeId) -> StoreFuture<'_, ()>;
+    /// Says that a node is alive, for another [`LEASE`]. Once expired it is refused for ever: join anew.
+    fn renew(&self, node: NodeId) -> StoreFuture<'_, Result<(), Refusal>>;
     /// Takes partitions that nobody owns, or whose owner's lease has ended, up to `share` in all, and raises their epochs.
     /// Answers all that the node owns then, and what earlier owners may still record.
     fn claim(&self, node: NodeId, share: usize) -> StoreFuture<'_, Result<Claimed, Refusal>>;
-    /// Resolves when another node gives partitions up, and perhaps at other times. A notification may be lost.
-    fn partitions_freed(&self) -> StoreFuture<'_, ()>;
     /// Gives partitions up. What is named in flight is left alone by the next owner until then, and may be recorded under the old epoch,
     /// unless its attempt has been recorded already, or it does not wait any more; on PostgreSQL as long as the node's lease lasts.
-    fn hand_over(&self, node: NodeId, transfer: Transfer) -> StoreFuture<'_, ()>;
+    fn hand_over(&self, node: NodeId, given_up: GivenUp, in_flight: Vec<HandedOver>) -> StoreFuture<'_, ()>;
     /// By which master keys the secrets and headers of endpoints are sealed. Reads all endpoints.
     fn sealed_values(&self) -> StoreFuture<'_, SealedValues>;
     /// Which of these deliveries an earlier owner may still record: those that were handed over, still wait and whose time has
@@ -279,8 +268,6 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn handed_over_left(&self, deliveries: Vec<Seq>) -> StoreFuture<'_, Vec<Seq>>;
     /// Nodes whose lease has not ended.
     fn nodes(&self) -> StoreFuture<'_, Vec<NodeId>>;
-    /// The same nodes with what each says about itself and which partitions it owns.
-    fn cluster(&self) -> StoreFuture<'_, Vec<NodeStatus>>;
 
     // Holding everything.
 

@@ -12,7 +12,7 @@ pub(crate) struct Step {
     pub(crate) sql: &'static str,
 }
 
-pub(crate) type Steps = [Step; 28];
+pub(crate) type Steps = [Step; 27];
 
 /// The steps, from one folder or the other.
 macro_rules! steps {
@@ -23,14 +23,12 @@ macro_rules! steps {
             12 "0012_replays", 13 "0013_cluster", 14 "0014_commands", 15 "0015_minutes", 16 "0016_chosen_ids",
             17 "0017_trace_contexts", 18 "0018_places_of_deliveries", 19 "0019_row_numbers", 20 "0020_uncounted_attempts",
             21 "0021_retention", 22 "0022_lane_versions", 23 "0023_replay_progress", 24 "0024_endpoint_versions",
-            25 "0025_leavers", 26 "0026_sessions", 27 "0027_portal", 28 from 27 "0028_sharing")
+            25 "0025_leavers", 26 "0026_sessions", 27 "0027_portal")
     };
-    (@usable_from $version:literal) => { $version };
-    (@usable_from $version:literal $usable_from:literal) => { $usable_from };
-    ($database:literal, $($version:literal $(from $usable_from:literal)? $name:literal),*) => {
+    ($database:literal, $($version:literal $name:literal),*) => {
         [$($crate::migrations::Step {
             version: $version,
-            usable_from: $crate::migrations::steps!(@usable_from $version $($usable_from)?),
+            usable_from: $version,
             sql: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/migrations/", $database, "/", $name, ".sql")),
         }),*]
     };

@@ -6,7 +6,7 @@ use std::time::Duration;
 use posthaste_core::endpoint::Policies;
 use posthaste_core::tenant::Retention;
 
-use crate::{ClockSource, Commits, Keyring, NodeInfo, SystemClock};
+use crate::{ClockSource, Commits, Keyring, SystemClock};
 
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -21,8 +21,6 @@ pub struct Options {
     pub commit_queue_bytes_max: usize,
     /// Counts them; whoever wants to see it keeps a handle.
     pub commits: Arc<Commits>,
-    /// What this process says about itself to the others.
-    pub node_info: NodeInfo,
     /// The clocks of this machine, unless a test has its own.
     pub clock: Arc<dyn ClockSource>,
 }
@@ -36,7 +34,6 @@ impl Options {
             idempotency_keys_kept: Duration::from_hours(24),
             commit_queue_bytes_max: 32 * 1024 * 1024,
             commits: Arc::default(),
-            node_info: NodeInfo::default(),
             clock: Arc::new(SystemClock::default()),
         }
     }

@@ -49,7 +49,6 @@ struct Faults {
     is_closing: AtomicBool,
     armed: Mutex<Option<(Trigger, Cut)>>,
     cuts: AtomicUsize,
-    drops_notifications: AtomicBool,
     connections: Mutex<Vec<Arc<Connection>>>,
 }
 
@@ -90,7 +89,6 @@ impl Proxy {
             is_closing: AtomicBool::new(false),
             armed: Mutex::new(None),
             cuts: AtomicUsize::new(0),
-            drops_notifications: AtomicBool::new(false),
             connections: Mutex::new(Vec::new()),
         });
         let proxy = Proxy { port, faults, acceptor: Mutex::new(None) };
@@ -155,11 +153,6 @@ impl Proxy {
     /// Loses the connection that next executes a statement with this text in it, in capitals or not.
     pub fn cut_next_statement(&self, text: &str, cut: Cut) {
         *lock(&self.faults.armed) = Some((Trigger::Text(text.to_ascii_lowercase()), cut));
-    }
-
-    /// From now on no notification reaches a client that listens, as behind a pooler in transaction mode.
-    pub fn drop_notifications(&self) {
-        self.faults.drops_notifications.store(true, Ordering::SeqCst);
     }
 
     /// How many commits and statements have lost their connection. A client that has noticed is counted.
@@ -294,10 +287,6 @@ impl Connection {
             let is_lost = exchange.last == Some(exchange.answered + 1);
             let is_end = bytes[0] == b'Z';
             exchange.answered += u64::from(is_end);
-            // NotificationResponse.
-            if bytes[0] == b'A' && faults.drops_notifications.load(Ordering::SeqCst) {
-                return Ok((length, Step::Drop));
-            }
             let step = match (is_lost, is_end) {
                 (true, true) => Step::Cut,
                 (true, false) => Step::Drop,

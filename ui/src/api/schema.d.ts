@@ -1010,15 +1010,12 @@ export interface components {
             probe_interval_seconds: number;
         };
         Cluster: {
-            /** @description The nodes that deliver, oldest first. */
             nodes: components["schemas"]["Node"][];
             /**
              * Format: int32
              * @description What tenants are divided into; each has one owner.
              */
             partitions: number;
-            /** @description Partitions without an owner. They are taken over within seconds. */
-            unowned_partitions: number;
         };
         /** @description One event on its way to one endpoint. */
         Delivery: {
@@ -1465,45 +1462,8 @@ export interface components {
             to?: string | null;
         };
         Node: {
-            /** @description Where its API listens. */
-            address?: string | null;
-            /**
-             * Format: int64
-             * @description How far its clock is off from the database's.
-             */
-            clock_skew_ms: number;
-            host: string;
-            /** @description Drawn when the process joined the cluster. */
+            /** @description Drawn when the process started. */
             id: string;
-            /** Format: int64 */
-            in_flight: number;
-            /** @description It is stopping: it finishes what is in flight and takes nothing more. */
-            is_leaving: boolean;
-            /**
-             * Format: int64
-             * @description How long the oldest delivery that is due has waited.
-             */
-            lag_ms: number;
-            /**
-             * Format: int64
-             * @description Endpoints that have something to send.
-             */
-            lanes: number;
-            /**
-             * Format: int64
-             * @description The other nodes take over when this is 0. It is renewed every second.
-             */
-            lease_left_ms: number;
-            /** @description The partitions that it owns. */
-            partitions: number[];
-            /** @description `api`, `deliver`, `relay`. */
-            roles: string[];
-            /**
-             * Format: date-time
-             * @description When it joined the cluster.
-             */
-            started_at: string;
-            version: string;
         };
         /** @description Where it is told that an endpoint fails. */
         Notifications: {

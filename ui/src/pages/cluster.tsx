@@ -25,35 +25,11 @@ export function ClusterPage() {
               </div>
             ))}
           </div>
-          {query.data.unowned_partitions > 0 && <p className="text-sm text-bad">{t.cluster.unowned(query.data.unowned_partitions)}</p>}
-          <ul className="card max-w-4xl divide-y divide-line" aria-label={t.cluster.nodes}>
+          <ul className="card max-w-2xl divide-y divide-line" aria-label={t.cluster.nodes}>
             {query.data.nodes.map((node) => (
-              <li key={node.id} className="space-y-1.5 px-4 py-3">
-                <div className="flex flex-wrap items-center gap-x-2.5 gap-y-1">
-                  <span className={`size-2 rounded-full ${node.is_leaving ? "bg-warn-fill" : "bg-ok-fill"}`} aria-hidden="true" />
-                  <span className="font-medium">{node.host || node.id.slice(0, 8)}</span>
-                  <span className="text-xs text-muted">{node.roles.join(", ")}</span>
-                  {node.address && <code className="text-xs text-muted">{node.address}</code>}
-                  {node.is_leaving && <span className="text-xs text-warn">{t.cluster.leaving}</span>}
-                </div>
-                <dl className="grid grid-cols-2 gap-x-6 gap-y-1 text-sm sm:grid-cols-4 lg:grid-cols-7">
-                  {(
-                    [
-                      [t.cluster.owned, number(node.partitions.length)],
-                      [t.cluster.lanes, number(node.lanes)],
-                      [t.cluster.inFlight, number(node.in_flight)],
-                      [t.cluster.lag, `${number(node.lag_ms)} ms`],
-                      [t.cluster.lease, `${number(node.lease_left_ms)} ms`],
-                      [t.cluster.skew, `${number(node.clock_skew_ms)} ms`],
-                      [t.cluster.version, node.version],
-                    ] as const
-                  ).map(([name, value]) => (
-                    <div key={name}>
-                      <dt className="text-xs text-muted">{name}</dt>
-                      <dd className="num">{value}</dd>
-                    </div>
-                  ))}
-                </dl>
+              <li key={node.id} className="flex items-center gap-2.5 px-4 py-2.5">
+                <span className="size-2 rounded-full bg-ok-fill" aria-hidden="true" />
+                <code className="truncate">{node.id}</code>
               </li>
             ))}
           </ul>

@@ -21,8 +21,8 @@ use posthaste_core::scheduler::Seq;
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::Trigger;
 use posthaste_store::{
-    Body, BodyError, Command, CommandRequest, Counts, DeliveryChange, DeliveryQuery, DeliveryRow, LaneSnapshot, NodeId, Record,
-    RecordResult, StatisticsQuery, StatisticsStep, Transfer, WindowRequest, WorkPage,
+    Body, BodyError, Command, CommandRequest, Counts, DeliveryChange, DeliveryQuery, DeliveryRow, Epoch, HandedOver, LaneSnapshot,
+    NodeId, Partition, Record, RecordResult, StatisticsQuery, StatisticsStep, WindowRequest,
 };
 
 use super::store_call::{CallFailure, StoreCall, StoreReply};
@@ -88,7 +88,9 @@ pub fn plan(effects: Vec<Effect>, now: Timestamp, node: Option<NodeId>) -> Plan 
                 Work::Statistics(Statistics { generation, endpoint, trigger, shortened_at, now, is_counted, week: None, day: None })
             }
             Effect::PublishLanes(lanes) => Work::PublishLanes(lanes),
-            Effect::HandOver { lanes, transfer } => Work::HandOver(HandOver { node, lanes, transfer, are_lanes_written: false }),
+            Effect::HandOver { partitions, lanes, in_flight } => {
+                Work::HandOver(HandOver { node, partitions, lanes, in_flight, are_lanes_written: false })
+            }
         };
         plan.executions.extend(Execution::start(work));
     }
@@ -221,9 +223,10 @@ impl Execution {
 
     fn succeeded(&mut self, reply: StoreReply) -> Progress {
         let (inputs, recorded) = match (&mut self.work, reply) {
-            (Work::Find { after }, StoreReply::Work(WorkPage { endpoints, next })) => {
-                *after = next;
-                if next.is_none() {
+            (Work::Find { after }, StoreReply::Work(endpoints)) => {
+                let is_last = endpoints.len() < WORK_PAGE_ROWS;
+                *after = endpoints.last().copied();
+                if is_last {
                     return Progress::done(vec![Input::Work(endpoints)]);
                 }
                 (vec![Input::Work(endpoints)], None)
@@ -711,8 +714,9 @@ impl Statistics {
 #[derive(Debug)]
 struct HandOver {
     node: Option<NodeId>,
+    partitions: Vec<(Partition, Epoch)>,
     lanes: Vec<Record>,
-    transfer: Transfer,
+    in_flight: Vec<HandedOver>,
     are_lanes_written: bool,
 }
 
@@ -723,6 +727,6 @@ impl HandOver {
         }
         // A node that is no member owns nothing that it could hand over.
         let node = self.node?;
-        Some(StoreCall::HandOver { node, transfer: self.transfer.clone() })
+        Some(StoreCall::HandOver { node, partitions: self.partitions.clone(), in_flight: self.in_flight.clone() })
     }
 }

@@ -6,8 +6,8 @@
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
 use posthaste_core::scheduler::Seq;
 use posthaste_store::{
-    AttemptRecord, Body, DeliveryQuery, DeliveryRow, EndpointBundle, Error, LaneSnapshot, NodeId, Page, Record, RecordResult,
-    StatisticsQuery, StatisticsStep, Store, SweepPage, Transfer, WindowRequest, WindowRows, WorkPage,
+    AttemptRecord, Body, DeliveryQuery, DeliveryRow, EndpointBundle, Epoch, Error, GivenUp, HandedOver, LaneSnapshot, NodeId, Page,
+    Partition, Record, RecordResult, StatisticsQuery, StatisticsStep, Store, SweepPage, WindowRequest, WindowRows,
 };
 
 /// One call of the method of [`Store`] with the same name.
@@ -28,13 +28,13 @@ pub enum StoreCall {
     Count,
     Statistics(StatisticsQuery),
     PublishLanes(Vec<LaneSnapshot>),
-    HandOver { node: NodeId, transfer: Transfer },
+    HandOver { node: NodeId, partitions: Vec<(Partition, Epoch)>, in_flight: Vec<HandedOver> },
 }
 
 /// The answer to the [`StoreCall`] of the same name.
 #[derive(Debug)]
 pub enum StoreReply {
-    Work(WorkPage),
+    Work(Vec<EndpointId>),
     Sweep(SweepPage),
     LoadEndpoints(Vec<EndpointBundle>),
     Windows(Vec<WindowRows>),
@@ -135,8 +135,8 @@ impl StoreCall {
                 store.publish_lanes(lanes).await?;
                 StoreReply::PublishLanes
             }
-            StoreCall::HandOver { node, transfer } => {
-                store.hand_over(node, transfer).await?;
+            StoreCall::HandOver { node, partitions, in_flight } => {
+                store.hand_over(node, GivenUp::Partitions(partitions), in_flight).await?;
                 StoreReply::HandOver
             }
         })

@@ -6,14 +6,12 @@
 //! - A lease counts from when the request for it was sent, and ends [`MARGIN`] before the database says so.
 //! - A node that is refused, or cannot renew its lease in time, drops everything and joins again under another name.
 //! - A claim whose answer is lost is made again: the next one says all that the node owns.
-//! - A node claims partitions up to its share of them. One that owns more than its share, counting only nodes that have settled, gives
-//!   some up, a few at a time. What has no owner for [`UNOWNED_MAX`] is claimed by any node.
 //! - A node that leaves renews its lease until it is gone, so that what is in flight can be recorded, and claims nothing any more.
 
 use std::time::Duration;
 
 use posthaste_core::plant::{self, Plant};
-use posthaste_store::{Claimed, ClusterView, Epoch, GivenUp, LEASE, Partition, Refusal};
+use posthaste_store::{Claimed, Epoch, LEASE, Partition, Refusal};
 
 /// How often a node says that it is alive.
 pub const RENEWED_EVERY: Duration = Duration::from_secs(1);
@@ -23,34 +21,25 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// How long a node that has given up what it could not do leaves it to others, who claim once in [`RENEWED_EVERY`].
 const STEP_BACK: Duration = Duration::from_secs(3);
 
-/// A partition without an owner for this long is claimed by any node: those whose share it is may be busy or about to be found dead.
-const UNOWNED_MAX: Duration = Duration::from_secs(2);
-/// Partitions that a node gives up in one step to share the load. A step follows each claim.
-const GIVEN_UP_AT_ONCE_MAX: usize = 16;
-
 /// What is to be done next.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum MembershipCall {
     /// Join under a new name.
     Join,
-    /// Take what no live node owns, up to this share.
-    Claim {
-        share: usize,
-    },
+    /// Take what no live node owns.
+    Claim,
     Renew,
     /// Give these up without naming anything in flight.
-    HandOver(GivenUp),
+    HandOver(Vec<(Partition, Epoch)>),
     Wait(Duration),
-    /// The same, or until another node gives partitions up.
-    Rest(Duration),
 }
 
 /// How a call ended. `None`: it failed, and whether it was carried out is not known.
 #[derive(Clone, PartialEq, Debug)]
 pub enum MembershipReply {
-    Joined(Option<ClusterView>),
+    Joined(Option<()>),
     Claimed(Option<Result<Claimed, Refusal>>),
-    Renewed(Option<Result<ClusterView, Refusal>>),
+    Renewed(Option<Result<(), Refusal>>),
     HandedOver,
     Waited,
 }
@@ -59,17 +48,7 @@ pub enum MembershipReply {
 #[derive(Clone, PartialEq, Debug)]
 pub struct MembershipProgress {
     pub news: Option<MembershipNews>,
-    /// What this node owns beyond its share.
-    pub surplus: Option<Surplus>,
     pub next: MembershipCall,
-}
-
-/// Partitions to give up, so that other nodes get their share. The owner chooses which.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Surplus {
-    pub count: usize,
-    /// Those that were not moved a moment ago.
-    pub candidates: Vec<Partition>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -103,12 +82,8 @@ pub struct LoopHealth {
 pub struct MembershipMachine {
     /// Whether others can take over.
     is_shared: bool,
-    /// How many partitions there are.
-    partitions: usize,
     phase: Phase,
     owned: Vec<(Partition, Epoch)>,
-    /// The other nodes, as of the last renewal.
-    view: ClusterView,
     /// Nothing more is owned, and what is still here is being handed over by the owner.
     is_leaving: bool,
     /// `None` where no one else can take over.
@@ -132,23 +107,15 @@ enum Phase {
 }
 
 impl MembershipMachine {
-    pub fn new(is_shared: bool, partitions: usize) -> MembershipMachine {
-        MembershipMachine {
-            is_shared,
-            partitions,
-            phase: Phase::Joining,
-            owned: vec![],
-            view: ClusterView::alone(),
-            is_leaving: false,
-            lease_ends_at: None,
-        }
+    pub fn new(is_shared: bool) -> MembershipMachine {
+        MembershipMachine { is_shared, phase: Phase::Joining, owned: vec![], is_leaving: false, lease_ends_at: None }
     }
 
     /// The first call, or the first one after the task that made them has failed: what was known about the membership may be half true.
     pub fn start(&mut self) -> MembershipProgress {
         let news = (self.phase != Phase::Joining).then(|| self.end(LeaveReason::Lease));
         self.phase = Phase::Joining;
-        MembershipProgress { news, surplus: None, next: MembershipCall::Join }
+        MembershipProgress { news, next: MembershipCall::Join }
     }
 
     /// When this node has to stop sending, by its own clock. `None`: never.
@@ -194,18 +161,16 @@ impl MembershipMachine {
         health: LoopHealth,
     ) -> MembershipProgress {
         match reply {
-            MembershipReply::Joined(Some(view)) => {
+            MembershipReply::Joined(Some(())) => {
                 self.renewed(asked_at);
-                self.view = view;
-                self.claim(Phase::FirstClaim)
+                self.call(Phase::FirstClaim, MembershipCall::Claim)
             }
             MembershipReply::Joined(None) => self.call(Phase::Joining, MembershipCall::Wait(PAUSE)),
             MembershipReply::Renewed(Some(Err(_))) | MembershipReply::Claimed(Some(Err(_))) => {
                 self.drop_everything(LeaveReason::Lease)
             }
             MembershipReply::Renewed(renewed) => {
-                if let Some(Ok(view)) = renewed {
-                    self.view = view;
+                if renewed.is_some() {
                     self.renewed(if plant::is(Plant::LeaseCountsFromAnswer) { now } else { asked_at });
                 }
                 self.after_renewal(now, health)
@@ -221,7 +186,7 @@ impl MembershipMachine {
 
     fn waited(&mut self, health: LoopHealth) -> MembershipProgress {
         match self.phase {
-            Phase::FirstClaim => self.claim(Phase::FirstClaim),
+            Phase::FirstClaim => self.call(Phase::FirstClaim, MembershipCall::Claim),
             Phase::SteppedDown if health.has_stopped => self.call(Phase::SteppedDown, MembershipCall::Wait(PAUSE)),
             Phase::Joining | Phase::SteppedDown => self.call(Phase::Joining, MembershipCall::Join),
             Phase::Resting | Phase::Renewing | Phase::Claiming | Phase::GivingBack | Phase::SteppingDown => {
@@ -244,9 +209,9 @@ impl MembershipMachine {
         }
         if (health.has_stopped || health.is_stalled) && self.is_shared {
             // Others can do what this node cannot.
-            return self.call(Phase::SteppingDown, MembershipCall::HandOver(GivenUp::Leaving(self.owned.clone())));
+            return self.call(Phase::SteppingDown, MembershipCall::HandOver(self.owned.clone()));
         }
-        if self.is_shared && !self.is_leaving { self.claim(Phase::Claiming) } else { self.rest() }
+        if self.is_shared && !self.is_leaving { self.call(Phase::Claiming, MembershipCall::Claim) } else { self.rest() }
     }
 
     fn has_ended(&self, now: Duration) -> bool {
@@ -262,10 +227,9 @@ impl MembershipMachine {
             if retaken.is_empty() {
                 return self.rest();
             }
-            return self.call(Phase::GivingBack, MembershipCall::HandOver(GivenUp::Leaving(retaken)));
+            return self.call(Phase::GivingBack, MembershipCall::HandOver(retaken));
         }
         let mut progress = self.rest();
-        progress.surplus = self.surplus(&claimed);
         // Under a new epoch it is owned again: in between another node may have had it.
         if self.owned != claimed.partitions {
             self.owned.clone_from(&claimed.partitions);
@@ -275,34 +239,12 @@ impl MembershipMachine {
     }
 
     fn rest(&mut self) -> MembershipProgress {
-        let call = if self.is_leaving || !self.is_shared { MembershipCall::Wait } else { MembershipCall::Rest };
-        self.call(Phase::Resting, call(RENEWED_EVERY))
-    }
-
-    /// How many partitions each of this many nodes owns at most.
-    fn share(&self, nodes: usize) -> usize {
-        self.partitions.div_ceil(nodes.max(1))
-    }
-
-    /// Partitions that no one takes are everyone's.
-    fn claim(&mut self, phase: Phase) -> MembershipProgress {
-        let is_left_over = self.view.unowned_for.is_some_and(|time| time >= UNOWNED_MAX);
-        let share = if is_left_over { usize::MAX } else { self.share(self.view.delivering) };
-        self.call(phase, MembershipCall::Claim { share })
-    }
-
-    /// What this node owns beyond its share, as far as it may be moved.
-    fn surplus(&self, claimed: &Claimed) -> Option<Surplus> {
-        let beyond = claimed.partitions.len().saturating_sub(self.share(self.view.settled));
-        let owned = claimed.partitions.iter().map(|(partition, _)| *partition);
-        let candidates: Vec<Partition> = owned.filter(|partition| !claimed.just_moved.contains(partition)).collect();
-        let count = beyond.min(GIVEN_UP_AT_ONCE_MAX).min(candidates.len());
-        (count > 0).then_some(Surplus { count, candidates })
+        self.call(Phase::Resting, MembershipCall::Wait(RENEWED_EVERY))
     }
 
     fn call(&mut self, phase: Phase, next: MembershipCall) -> MembershipProgress {
         self.phase = phase;
-        MembershipProgress { news: None, surplus: None, next }
+        MembershipProgress { news: None, next }
     }
 
     fn drop_everything(&mut self, ended: LeaveReason) -> MembershipProgress {
@@ -323,12 +265,9 @@ impl MembershipMachine {
 
 #[cfg(test)]
 mod tests {
-    use posthaste_store::PARTITIONS;
-
     use super::*;
 
     const WELL: LoopHealth = LoopHealth { has_stopped: false, is_stalled: false };
-    const CLAIM_ALL: MembershipCall = MembershipCall::Claim { share: PARTITIONS as usize };
 
     fn seconds(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
@@ -340,19 +279,14 @@ mod tests {
 
     /// A member at second 10 that owns partition 3.
     fn member() -> MembershipMachine {
-        let mut machine = MembershipMachine::new(true, PARTITIONS.into());
+        let mut machine = MembershipMachine::new(true);
         machine.start();
-        machine.completed(seconds(10), seconds(10), MembershipReply::Joined(Some(ClusterView::alone())), WELL);
+        machine.completed(seconds(10), seconds(10), MembershipReply::Joined(Some(())), WELL);
         machine.completed(seconds(10), seconds(10), MembershipReply::Claimed(Some(Ok(owning(&[(3, 1)])))), WELL);
         machine
     }
 
-    fn renew(
-        machine: &mut MembershipMachine,
-        asked_at: u64,
-        now: u64,
-        reply: Option<Result<ClusterView, Refusal>>,
-    ) -> MembershipProgress {
+    fn renew(machine: &mut MembershipMachine, asked_at: u64, now: u64, reply: Option<Result<(), Refusal>>) -> MembershipProgress {
         machine.completed(seconds(now), seconds(now), MembershipReply::Waited, WELL);
         machine.completed(seconds(now), seconds(asked_at), MembershipReply::Renewed(reply), WELL)
     }
@@ -361,13 +295,13 @@ mod tests {
     fn i34_a_lease_counts_from_when_it_was_asked_for_and_ends_before_the_database_says_so() {
         let mut machine = member();
         assert_eq!(machine.lease_ends_at(), Some(seconds(10) + LEASE.saturating_sub(MARGIN)));
-        let progress = renew(&mut machine, 12, 16, Some(Ok(ClusterView::alone())));
-        assert_eq!(progress, MembershipProgress { news: None, surplus: None, next: CLAIM_ALL });
+        let progress = renew(&mut machine, 12, 16, Some(Ok(())));
+        assert_eq!(progress, MembershipProgress { news: None, next: MembershipCall::Claim });
         assert_eq!(machine.lease_ends_at(), Some(seconds(12) + LEASE.saturating_sub(MARGIN)));
         let progress = renew(&mut machine, 12, 17, None);
         assert_eq!(
             progress,
-            MembershipProgress { news: Some(MembershipNews::Left(LeaveReason::Lease)), surplus: None, next: MembershipCall::Join }
+            MembershipProgress { news: Some(MembershipNews::Left(LeaveReason::Lease)), next: MembershipCall::Join }
         );
         assert!(!machine.owns(3));
     }
@@ -375,7 +309,7 @@ mod tests {
     #[test]
     fn a_renewal_that_fails_is_made_again_while_the_lease_lasts_and_a_refusal_ends_it() {
         let mut machine = member();
-        assert_eq!(renew(&mut machine, 11, 11, None).next, CLAIM_ALL);
+        assert_eq!(renew(&mut machine, 11, 11, None).next, MembershipCall::Claim);
         let progress = renew(&mut machine, 12, 12, Some(Err(Refusal::LeaseEnded)));
         assert_eq!(progress.news, Some(MembershipNews::Left(LeaveReason::Lease)));
     }
@@ -383,7 +317,7 @@ mod tests {
     #[test]
     fn the_owner_hears_of_a_claim_only_if_it_changes_something() {
         let mut machine = member();
-        renew(&mut machine, 11, 11, Some(Ok(ClusterView::alone())));
+        renew(&mut machine, 11, 11, Some(Ok(())));
         let claim = |machine: &mut MembershipMachine, partitions: &[(Partition, Epoch)]| {
             machine.completed(seconds(11), seconds(11), MembershipReply::Claimed(Some(Ok(owning(partitions)))), WELL).news
         };
@@ -395,17 +329,14 @@ mod tests {
     #[test]
     fn i33_a_leaver_claims_nothing_and_gives_back_what_a_claim_has_got_meanwhile() {
         let mut machine = member();
-        renew(&mut machine, 11, 11, Some(Ok(ClusterView::alone())));
+        renew(&mut machine, 11, 11, Some(Ok(())));
         assert_eq!(machine.prepare_to_leave(), [3]);
         assert!(!machine.owns(3));
         let claimed = owning(&[(3, 1), (4, 9)]);
         let progress = machine.completed(seconds(11), seconds(11), MembershipReply::Claimed(Some(Ok(claimed))), WELL);
-        assert_eq!(
-            progress,
-            MembershipProgress { news: None, surplus: None, next: MembershipCall::HandOver(GivenUp::Leaving(vec![(4, 9)])) }
-        );
+        assert_eq!(progress, MembershipProgress { news: None, next: MembershipCall::HandOver(vec![(4, 9)]) });
         machine.completed(seconds(11), seconds(11), MembershipReply::HandedOver, WELL);
-        assert_eq!(renew(&mut machine, 12, 12, Some(Ok(ClusterView::alone()))).next, MembershipCall::Wait(RENEWED_EVERY));
+        assert_eq!(renew(&mut machine, 12, 12, Some(Ok(()))).next, MembershipCall::Wait(RENEWED_EVERY));
     }
 
     #[test]
@@ -413,9 +344,8 @@ mod tests {
         let mut machine = member();
         let stalled = LoopHealth { is_stalled: true, ..WELL };
         machine.completed(seconds(11), seconds(11), MembershipReply::Waited, WELL);
-        let progress =
-            machine.completed(seconds(11), seconds(11), MembershipReply::Renewed(Some(Ok(ClusterView::alone()))), stalled);
-        assert_eq!(progress.next, MembershipCall::HandOver(GivenUp::Leaving(vec![(3, 1)])));
+        let progress = machine.completed(seconds(11), seconds(11), MembershipReply::Renewed(Some(Ok(()))), stalled);
+        assert_eq!(progress.next, MembershipCall::HandOver(vec![(3, 1)]));
         let progress = machine.completed(seconds(11), seconds(11), MembershipReply::HandedOver, WELL);
         assert_eq!(progress.news, Some(MembershipNews::Left(LeaveReason::Stalled)));
         assert_eq!(progress.next, MembershipCall::Wait(STEP_BACK));
@@ -427,59 +357,12 @@ mod tests {
 
     #[test]
     fn where_no_one_else_can_take_over_a_lease_never_ends_and_nothing_is_claimed_twice() {
-        let mut machine = MembershipMachine::new(false, PARTITIONS.into());
+        let mut machine = MembershipMachine::new(false);
         machine.start();
-        machine.completed(seconds(1), seconds(1), MembershipReply::Joined(Some(ClusterView::alone())), WELL);
+        machine.completed(seconds(1), seconds(1), MembershipReply::Joined(Some(())), WELL);
         machine.completed(seconds(1), seconds(1), MembershipReply::Claimed(Some(Ok(owning(&[(3, 1)])))), WELL);
         assert_eq!(machine.lease_ends_at(), None);
         assert_eq!(renew(&mut machine, 100, 200, None).next, MembershipCall::Wait(RENEWED_EVERY));
         assert!(machine.prepare_to_leave().is_empty());
-    }
-
-    fn view(delivering: usize, settled: usize) -> ClusterView {
-        ClusterView { delivering, settled, unowned_for: None }
-    }
-
-    /// Renews with this view of the others, claims, and has what it owned before.
-    fn round(machine: &mut MembershipMachine, view: ClusterView, claimed: Claimed) -> (MembershipCall, Option<Surplus>) {
-        let claim = renew(machine, 11, 11, Some(Ok(view))).next;
-        let progress = machine.completed(seconds(11), seconds(11), MembershipReply::Claimed(Some(Ok(claimed))), WELL);
-        assert_eq!(progress.next, MembershipCall::Rest(RENEWED_EVERY));
-        (claim, progress.surplus)
-    }
-
-    fn owning_first(count: u16) -> Claimed {
-        owning(&(0..count).map(|partition| (partition, 1)).collect::<Vec<_>>())
-    }
-
-    #[test]
-    fn a_node_claims_its_share_and_gives_up_what_is_beyond_the_share_of_settled_nodes() {
-        let mut machine = member();
-        assert_eq!(round(&mut machine, view(1, 1), owning_first(256)), (CLAIM_ALL, None));
-        // A newcomer gets nothing from those that are there, until it has settled.
-        assert_eq!(round(&mut machine, view(2, 1), owning_first(256)), (MembershipCall::Claim { share: 128 }, None));
-        let (_, surplus) = round(&mut machine, view(2, 2), owning_first(256));
-        assert_eq!(surplus.map(|surplus| (surplus.count, surplus.candidates.len())), Some((GIVEN_UP_AT_ONCE_MAX, 256)));
-        let (_, surplus) = round(&mut machine, view(2, 2), owning_first(130));
-        assert_eq!(surplus.map(|surplus| surplus.count), Some(2));
-        assert_eq!(round(&mut machine, view(2, 2), owning_first(128)).1, None);
-        // 256 is no multiple of three: the third one may have less, and no one gives up for it.
-        assert_eq!(round(&mut machine, view(3, 3), owning_first(86)), (MembershipCall::Claim { share: 86 }, None));
-    }
-
-    #[test]
-    fn a_partition_is_not_moved_again_at_once() {
-        let mut machine = member();
-        let claimed = Claimed { just_moved: (0..255).collect(), ..owning_first(256) };
-        let (_, surplus) = round(&mut machine, view(2, 2), claimed);
-        assert_eq!(surplus, Some(Surplus { count: 1, candidates: vec![255] }));
-    }
-
-    #[test]
-    fn what_no_one_takes_is_claimed_beyond_the_share() {
-        let mut machine = member();
-        let unowned = |time: u64| ClusterView { unowned_for: Some(Duration::from_millis(time)), ..view(4, 4) };
-        assert_eq!(round(&mut machine, unowned(1_999), owning_first(64)).0, MembershipCall::Claim { share: 64 });
-        assert_eq!(round(&mut machine, unowned(2_000), owning_first(64)).0, MembershipCall::Claim { share: usize::MAX });
     }
 }

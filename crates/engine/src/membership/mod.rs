@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use posthaste_store::{GivenUp, NodeId, NodeLoad, PARTITIONS, Partition, Refusal, Store, Transfer};
+use posthaste_store::{GivenUp, NodeId, Partition, Refusal, Store};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinSet;
 
@@ -18,7 +18,6 @@ use crate::owner::Input;
 
 pub use machine::{
     LeaveReason, LoopHealth, MembershipCall, MembershipMachine, MembershipNews, MembershipProgress, MembershipReply, RENEWED_EVERY,
-    Surplus,
 };
 
 pub(crate) struct Membership {
@@ -32,13 +31,11 @@ pub(crate) struct Membership {
     /// What the owner was last told to leave alone.
     handed_over: Arc<HandedOver>,
     heartbeat: Heartbeat,
-    /// What the loop has to do, for people. Written by the loop, sent with each renewal.
-    load: Mutex<NodeLoad>,
 }
 
 impl Membership {
     pub(crate) fn new(store: Arc<dyn Store>, inbox: UnboundedSender<Input>) -> Membership {
-        let machine = Mutex::new(MembershipMachine::new(store.is_shared(), PARTITIONS.into()));
+        let machine = Mutex::new(MembershipMachine::new(store.is_shared()));
         Membership {
             store,
             inbox,
@@ -48,7 +45,6 @@ impl Membership {
             machine,
             handed_over: Arc::default(),
             heartbeat: Heartbeat::new(),
-            load: Mutex::default(),
         }
     }
 
@@ -59,10 +55,6 @@ impl Membership {
     /// Tells the owner when what it leaves alone has been recorded by the owner before. Never returns.
     pub(crate) async fn watch_handed_over(self: Arc<Self>) {
         Arc::clone(&self.handed_over).watch(Arc::clone(&self.store), self.inbox.clone()).await;
-    }
-
-    pub(crate) fn set_load(&self, load: NodeLoad) {
-        *self.load.lock() = load;
     }
 
     /// The loop has come round.
@@ -113,7 +105,7 @@ impl Membership {
     fn advance(&self, step: impl FnOnce(&mut MembershipMachine) -> MembershipProgress) -> MembershipCall {
         let mut machine = self.machine.lock();
         let had_stepped_down = machine.has_stepped_down();
-        let MembershipProgress { news, surplus, next } = step(&mut machine);
+        let MembershipProgress { news, next } = step(&mut machine);
         if had_stepped_down && next == MembershipCall::Join {
             tracing::warn!("this node joins again");
         }
@@ -142,10 +134,6 @@ impl Membership {
                 self.lease.begin_term();
             }
         }
-        // After the owner was told what it owns.
-        if let Some(surplus) = surplus {
-            let _ = self.inbox.send(Input::Share(surplus));
-        }
         next
     }
 
@@ -153,14 +141,6 @@ impl Membership {
         match call {
             MembershipCall::Wait(time) => {
                 tokio::time::sleep(time).await;
-                MembershipReply::Waited
-            }
-            MembershipCall::Rest(time) => {
-                tokio::select! {
-                    () = tokio::time::sleep(time) => {}
-                    // Whether it failed or not: the next call finds out.
-                    _ = self.store.partitions_freed() => {}
-                }
                 MembershipReply::Waited
             }
             MembershipCall::Join => {
@@ -173,19 +153,16 @@ impl Membership {
                 }
                 MembershipReply::Joined(joined)
             }
-            MembershipCall::Claim { share } => match self.node() {
+            MembershipCall::Claim => match self.node() {
                 None => MembershipReply::Claimed(Some(Err(Refusal::LeaseEnded))),
-                Some(node) => MembershipReply::Claimed(done("claim", self.store.claim(node, share).await)),
+                Some(node) => MembershipReply::Claimed(done("claim", self.store.claim(node, usize::MAX).await)),
             },
             MembershipCall::Renew => match self.node() {
                 None => MembershipReply::Renewed(Some(Err(Refusal::LeaseEnded))),
-                Some(node) => {
-                    let load = *self.load.lock();
-                    MembershipReply::Renewed(done("renew", self.store.renew(node, load).await))
-                }
+                Some(node) => MembershipReply::Renewed(done("renew", self.store.renew(node).await)),
             },
-            MembershipCall::HandOver(given_up) => {
-                self.leave(given_up).await;
+            MembershipCall::HandOver(partitions) => {
+                self.leave(GivenUp::Partitions(partitions)).await;
                 MembershipReply::HandedOver
             }
         }
@@ -212,7 +189,7 @@ impl Membership {
     /// No one owns these from now on; what was not this node's stays as it is.
     async fn leave(&self, given_up: GivenUp) {
         let Some(node) = self.node() else { return };
-        if let Err(error) = self.store.hand_over(node, Transfer::of(given_up)).await {
+        if let Err(error) = self.store.hand_over(node, given_up, vec![]).await {
             tracing::warn!(%error, "partitions could not be handed over; they are taken over when the lease ends");
         }
     }
@@ -225,7 +202,7 @@ fn done<T>(call: &'static str, answer: Result<T, posthaste_store::Error>) -> Opt
 
 #[cfg(test)]
 mod tests {
-    use posthaste_store::{Keyring, MasterKey, Options, Postgres};
+    use posthaste_store::{Keyring, MasterKey, Options, PARTITIONS, Postgres};
     use posthaste_testpg::Server;
     use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -254,7 +231,7 @@ mod tests {
     impl World {
         async fn joined(mut self) -> World {
             let claim = self.completed(MembershipCall::Join).await;
-            assert!(matches!(claim, MembershipCall::Claim { .. }), "{claim:?}");
+            assert_eq!(claim, MembershipCall::Claim);
             self.completed(claim).await;
             self.node = self.membership.node().unwrap();
             self
@@ -270,7 +247,7 @@ mod tests {
 
         /// Claims, and gives back what it should not have got.
         async fn claim(&mut self) {
-            if let next @ MembershipCall::HandOver(_) = self.completed(MembershipCall::Claim { share: usize::MAX }).await {
+            if let next @ MembershipCall::HandOver(_) = self.completed(MembershipCall::Claim).await {
                 self.completed(next).await;
             }
         }
@@ -292,7 +269,7 @@ mod tests {
         let Some(Input::GiveUp(partitions)) = world.inputs.recv().await else { panic!("and then what it gives up") };
         assert_eq!(partitions.len(), usize::from(PARTITIONS));
         // The owner does as it was told, and the claim that had begun before looks after that.
-        world.store.hand_over(world.node, Transfer::of(GivenUp::Partitions(claimed.partitions))).await.unwrap();
+        world.store.hand_over(world.node, GivenUp::Partitions(claimed.partitions), vec![]).await.unwrap();
         world.claim().await;
         assert_eq!(world.left_for_others().await, usize::from(PARTITIONS), "it got everything again, and gave it up");
         assert!(world.inputs.try_recv().is_err(), "the owner has heard nothing of it");

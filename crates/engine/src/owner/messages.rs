@@ -12,12 +12,11 @@ use posthaste_core::timeout::Trigger;
 use posthaste_core::trace::Trace;
 use posthaste_metrics::Note;
 use posthaste_store::{
-    AttemptRecord, Body, Claimed, CommandRequest, CommittedDelivery, Counts, DeliveryRow, EndpointBundle, LaneSnapshot, Overdue,
-    Partition, Record, RecordResult, StatisticsStep, Transfer, WindowRows,
+    AttemptRecord, Body, Claimed, CommandRequest, CommittedDelivery, Counts, DeliveryRow, EndpointBundle, Epoch, HandedOver,
+    LaneSnapshot, Overdue, Partition, Record, RecordResult, StatisticsStep, WindowRows,
 };
 
 use crate::Target;
-use crate::membership::Surplus;
 
 /// Raised when the owner drops its state. Replies to effects of an earlier generation are ignored.
 pub type OwnerGeneration = u64;
@@ -31,8 +30,6 @@ pub enum Input {
     LeaseEnded,
     /// Another node takes these partitions over. Deliveries in flight are still finished here.
     GiveUp(Vec<Partition>),
-    /// This node owns more than its share: give some of these partitions up.
-    Share(Surplus),
     /// The previous owner recorded a delivery that it had in flight.
     RecordedElsewhere {
         endpoint: EndpointId,
@@ -169,8 +166,9 @@ pub enum Effect {
     Notify(Noticed),
     /// Write the states of these lanes, then give the partitions up.
     HandOver {
+        partitions: Vec<(Partition, Epoch)>,
         lanes: Vec<Record>,
-        transfer: Transfer,
+        in_flight: Vec<HandedOver>,
     },
 }
 

@@ -26,9 +26,7 @@ use posthaste_core::plant::{self, Plant};
 use posthaste_core::scheduler::{Command, LaneSurvey, Scheduler, Seq, TokenWaits};
 use posthaste_core::time::Timestamp;
 use posthaste_metrics::Note;
-use posthaste_store::{
-    CleanTransfer, CommandOutcome, DeliveryChange, Epoch, InFlightElsewhere, LaneSnapshot, LaneState, Partition, Record,
-};
+use posthaste_store::{CommandOutcome, DeliveryChange, Epoch, InFlightElsewhere, LaneSnapshot, LaneState, Partition, Record};
 use tokio::sync::oneshot;
 
 use crate::Options;
@@ -61,8 +59,8 @@ pub struct Owner {
     owned_since: BTreeMap<Partition, ownership::Since>,
     /// The epochs of partitions that were given up, for recording what is still in flight.
     left_epochs: BTreeMap<Partition, Epoch>,
-    /// Partitions whose previous owner wrote the states of its lanes.
-    handed_over: BTreeMap<Partition, CleanTransfer>,
+    /// Partitions whose previous owner wrote all its lane states.
+    handed_over: BTreeSet<Partition>,
     in_flight_elsewhere: HashMap<EndpointId, Vec<InFlightElsewhere>>,
     endpoints: HashMap<EndpointId, EndpointState>,
     feed_gap: FeedGap,
@@ -116,7 +114,7 @@ impl Owner {
             epochs: BTreeMap::new(),
             owned_since: BTreeMap::new(),
             left_epochs: BTreeMap::new(),
-            handed_over: BTreeMap::new(),
+            handed_over: BTreeSet::new(),
             in_flight_elsewhere: HashMap::new(),
             endpoints: HashMap::new(),
             feed_gap: FeedGap::default(),
@@ -159,7 +157,6 @@ impl Owner {
             Input::LeaseEnded if plant::is(Plant::FrozenNodeGoesOn) || plant::is(Plant::LeaseEndIgnored) => {}
             Input::LeaseEnded => self.drop_everything(now),
             Input::GiveUp(partitions) => self.give_up(now, partitions),
-            Input::Share(surplus) => self.give_up_surplus(now, surplus),
             Input::RecordedElsewhere { endpoint, delivery } => self.recorded_elsewhere(endpoint, delivery),
             Input::Work(endpoints) => endpoints.into_iter().for_each(|endpoint| self.look_at(now, endpoint)),
             Input::Committed(rows) => rows.into_iter().for_each(|row| self.delivery_committed(now, row)),

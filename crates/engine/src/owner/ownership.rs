@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
 
-use posthaste_core::bucket::{Bucket, RateLimit};
+use posthaste_core::bucket::Bucket;
 use posthaste_core::endpoint::Override;
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
 use posthaste_core::plant::{self, Plant};
@@ -11,14 +11,13 @@ use posthaste_core::scheduler::{Backlog, LaneConfig, LaneMemory, Seq, WindowQuer
 use posthaste_core::time::Timestamp;
 use posthaste_core::timeout::{Adaptive, Mode};
 use posthaste_store::{
-    Claimed, CleanTransfer, CommandOutcome, CommittedDelivery, DeliveryChange, EndpointBundle, Epoch, GivenUp, HandedOver,
-    LaneState, Partition, Record, TenantBucket, Transfer, WindowRows,
+    Claimed, CommandOutcome, CommittedDelivery, DeliveryChange, EndpointBundle, Epoch, HandedOver, LaneState, Partition, Record,
+    WindowRows,
 };
 
 use super::timeouts::{DAY, HOUR};
 use super::{Effect, Owner};
 use crate::Target;
-use crate::membership::Surplus;
 use crate::tally::RecentAttempts;
 use crate::target::{lane_config, tenant_config};
 
@@ -64,15 +63,6 @@ pub(super) struct Since {
 /// The feed never reports rows of other processes; this bounds how many are remembered.
 const AHEAD_MAX: usize = 65_536;
 
-/// What may be left in a bucket that was written by an earlier owner. If an owner died since it was written, what that one spent is
-/// not known.
-fn spent_bucket(written: Bucket, transfer: CleanTransfer, limit: RateLimit) -> Bucket {
-    match transfer.crashed_at {
-        Some(crashed_at) => written.emptier(Bucket::empty(crashed_at, limit)),
-        None => written,
-    }
-}
-
 impl Owner {
     pub(super) fn partitions_claimed(&mut self, now: Timestamp, claimed: Claimed) {
         // A claim names all of them, so that what an earlier one has named and this does not has been recorded since.
@@ -91,10 +81,11 @@ impl Owner {
             }
             is_more = true;
             self.owned_since.insert(*partition, Since { at: now, numbered: claimed.numbered });
-            match claimed.handed_over.iter().find(|transfer| transfer.partition == *partition) {
-                Some(transfer) => self.handed_over.insert(*partition, *transfer),
-                None => self.handed_over.remove(partition),
-            };
+            if claimed.handed_over.contains(partition) {
+                self.handed_over.insert(*partition);
+            } else {
+                self.handed_over.remove(partition);
+            }
         }
         self.epochs = epochs;
         self.feed_gap.claimed(claimed.numbered);
@@ -114,24 +105,6 @@ impl Owner {
         self.lane_version = lane_version;
         (self.generation, self.requests, self.is_stopping) = (generation, requests, is_stopping);
         self.notes = notes;
-    }
-
-    /// Gives up the partitions with the fewest requests in flight.
-    pub(super) fn give_up_surplus(&mut self, now: Timestamp, surplus: Surplus) {
-        if self.is_stopping {
-            return;
-        }
-        let mut in_flight: BTreeMap<Partition, usize> = BTreeMap::new();
-        for request in self.in_flight_requests.values() {
-            *in_flight.entry(request.partition).or_default() += 1;
-        }
-        let is_owned = |partition: &Partition| self.epochs.contains_key(partition);
-        let mut candidates: Vec<Partition> = surplus.candidates.into_iter().filter(is_owned).collect();
-        candidates.sort_by_key(|partition| (in_flight.get(partition).copied().unwrap_or(0), *partition));
-        candidates.truncate(surplus.count);
-        if !candidates.is_empty() {
-            self.give_up(now, candidates);
-        }
     }
 
     pub(super) fn give_up(&mut self, now: Timestamp, partitions: Vec<Partition>) {
@@ -181,21 +154,8 @@ impl Owner {
             }
             self.handed_over.remove(&partition);
         }
-        let tenant_buckets = self.tenant_buckets_of(&given_up);
         self.tenants.retain(|_, tenant| !tenant.endpoints.is_empty());
-        let given_up = if self.is_stopping { GivenUp::Leaving(given_up) } else { GivenUp::Partitions(given_up) };
-        self.effects.push(Effect::HandOver { lanes, transfer: Transfer { given_up, in_flight, tenant_buckets } });
-    }
-
-    /// What tenants have spent in these partitions. The next owner counts on from there.
-    fn tenant_buckets_of(&self, given_up: &[(Partition, Epoch)]) -> Vec<TenantBucket> {
-        let is_given_up = |partition: &Partition| given_up.iter().any(|(given, _)| given == partition);
-        let taken = self.tenants_taken.keys().filter(|(_, partition)| is_given_up(partition));
-        let bucket = |(tenant, partition): &(TenantId, Partition)| {
-            let bucket = self.scheduler.tenant_bucket(tenant).filter(|bucket| *bucket != Bucket::full())?;
-            Some(TenantBucket { tenant: tenant.clone(), partition: *partition, bucket })
-        };
-        taken.filter_map(bucket).collect()
+        self.effects.push(Effect::HandOver { partitions: given_up, lanes, in_flight });
     }
 
     /// What waits for its payload, or for the record of its probe, has not been sent and will not be, so that there is nothing that the next owner had to wait for.
@@ -346,7 +306,7 @@ impl Owner {
 
     pub(super) fn take_over(&mut self, now: Timestamp, bundle: EndpointBundle) {
         let (config, mode) = lane_config(&self.options, &bundle);
-        let EndpointBundle { endpoint: stored, tenant, lane, tenant_bucket } = bundle;
+        let EndpointBundle { endpoint: stored, tenant, lane } = bundle;
         let (endpoint, partition) = (stored.endpoint.id, stored.partition);
         let Some(since) = self.owned_since(partition).filter(|_| self.epochs.contains_key(&partition)) else {
             // Given up meanwhile. Whoever waits for a test hears that it was not made.
@@ -356,12 +316,8 @@ impl Owner {
         let name = stored.endpoint.tenant.clone();
         let tenant_config = tenant_config(&self.options, tenant.as_ref());
         let is_new_tenant = tenant.as_ref().is_some_and(|tenant| tenant.created_at >= since);
-        let transfer = self.handed_over.get(&partition).copied();
         let bucket = match tenant_config.rate_limit {
-            Some(limit) if !is_new_tenant => match transfer {
-                Some(transfer) => spent_bucket(tenant_bucket.unwrap_or_else(Bucket::full), transfer, limit),
-                None => Bucket::empty(since, limit),
-            },
+            Some(limit) if !is_new_tenant => Bucket::empty(since, limit),
             Some(_) | None => Bucket::full(),
         };
         let taken_under = self.epochs.get(&partition).copied().unwrap_or_default();
@@ -414,10 +370,8 @@ impl Owner {
             let memory = memory.under(config.status);
             let memory = if is_new {
                 memory
-            } else if let Some(transfer) = transfer {
-                let memory = memory.handed_over(&config);
-                let bucket = config.rate_limit.map_or(memory.bucket, |limit| spent_bucket(memory.bucket, transfer, limit));
-                LaneMemory { bucket, ..memory }
+            } else if self.handed_over.contains(&partition) {
+                memory.handed_over(&config)
             } else {
                 memory.after_a_crash(since, &config)
             };

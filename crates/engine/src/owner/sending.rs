@@ -24,7 +24,6 @@ use crate::tally::is_timeout;
 #[derive(Clone, Debug)]
 pub(super) struct InFlightRequest {
     event: EventId,
-    pub(super) partition: Partition,
     /// When it could first have been delivered.
     since: Timestamp,
     /// The trace that it belongs to, if somebody looks at it.
@@ -91,7 +90,7 @@ impl Owner {
         let entry = self.entry(endpoint, delivery);
         let (number, due) = (entry.attempts + 1, entry.due);
         let known = self.endpoints.get(&endpoint).expect("a lane is of a known endpoint");
-        let (target, partition) = (Arc::clone(&known.target), known.partition);
+        let target = Arc::clone(&known.target);
         let rules = &self.options.timeouts;
         let timeout = if is_probe {
             known.timeout.in_force_for_probe(known.mode, rules)
@@ -103,8 +102,8 @@ impl Owner {
         }
         let since = event.timing.deliver_at().map_or(made_at(delivery), |deliver_at| deliver_at.max(made_at(delivery)));
         let trace = self.options.traces.as_ref().and_then(|traces| traces.trace_of(&event));
-        let request = InFlightRequest { event: event.id.clone(), partition, since, trace: trace.map(|trace| trace.id) };
-        self.in_flight_requests.insert(delivery, request);
+        self.in_flight_requests
+            .insert(delivery, InFlightRequest { event: event.id.clone(), since, trace: trace.map(|trace| trace.id) });
         let bytes = weight(&event);
         self.bytes_in_flight += bytes;
         self.requests += 1;

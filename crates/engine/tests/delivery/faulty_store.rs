@@ -10,12 +10,11 @@ use posthaste_core::scheduler::Seq;
 use posthaste_core::time::Timestamp;
 use posthaste_store::{
     ApplyResult, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, ChangeResult, Claimed, CleanupStep,
-    ClockStatus, ClusterView, Command, CommandOutcome, Commands, DeliveryQuery, DeliveryRow, EndSessions, EndpointBundle,
-    EndpointQuery, EndpointVersion, Error, EventQuery, EventRow, Feed, Hold, Housekeeping, Key, KeyHash, LaneSnapshot, LaneState,
-    NewEvent, NewReplay, NewSession, NodeId, NodeLoad, NodeStatus, Overdue, Page, Partition, PlaceQuery, Published, Record,
-    RecordResult, Refusal, RemoteCommits, ReplayCount, ReplayFilter, ReplayRow, RowsAfter, SealedValues, SessionQuery,
-    StatisticsQuery, StatisticsStep, Store, StoreFuture, StoredEndpoint, StoredSession, StoredTenant, SweepPage, Transfer,
-    WindowRequest, WindowRows, WorkPage,
+    ClockStatus, Command, CommandOutcome, Commands, DeliveryQuery, DeliveryRow, EndSessions, EndpointBundle, EndpointQuery,
+    EndpointVersion, Error, EventQuery, EventRow, Feed, GivenUp, HandedOver, Hold, Housekeeping, Key, KeyHash, LaneSnapshot,
+    LaneState, NewEvent, NewReplay, NewSession, NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordResult,
+    Refusal, ReplayCount, ReplayFilter, ReplayRow, RowsAfter, SealedValues, SessionQuery, StatisticsQuery, StatisticsStep, Store,
+    StoreFuture, StoredEndpoint, StoredSession, StoredTenant, SweepPage, WindowRequest, WindowRows,
 };
 
 #[derive(Clone, Copy, Debug)]
@@ -109,14 +108,6 @@ impl Store for FaultyStore {
         self.behind.feed()
     }
 
-    fn remote_commits(&self) -> RemoteCommits {
-        self.behind.remote_commits()
-    }
-
-    fn hears_other_nodes(&self) -> bool {
-        self.behind.hears_other_nodes()
-    }
-
     fn commands(&self, node: NodeId) -> Commands {
         self.behind.commands(node)
     }
@@ -140,7 +131,7 @@ impl Store for FaultyStore {
         end_sessions(which: EndSessions, audit: Audit) -> u64;
         audit(tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> Vec<AuditRow>;
         publish(events: Vec<NewEvent>) -> Vec<Published>;
-        work(after: Option<EndpointId>, limit: usize) -> WorkPage;
+        work(after: Option<EndpointId>, limit: usize) -> Vec<EndpointId>;
         sweep(after: Seq, limit: usize) -> SweepPage;
         load_endpoints(endpoints: Vec<EndpointId>) -> Vec<EndpointBundle>;
         windows(asked: Vec<WindowRequest>) -> Vec<WindowRows>;
@@ -179,12 +170,10 @@ impl Store for FaultyStore {
         clean_up(limits: Housekeeping) -> CleanupStep;
         overdue(limit: usize) -> Vec<Overdue>;
         erase(tenant: Option<TenantId>, event: EventId, audit: Audit) -> bool;
-        join(node: NodeId) -> ClusterView;
-        renew(node: NodeId, load: NodeLoad) -> Result<ClusterView, Refusal>;
-        partitions_freed() -> ();
-        cluster() -> Vec<NodeStatus>;
+        join(node: NodeId) -> ();
+        renew(node: NodeId) -> Result<(), Refusal>;
         claim(node: NodeId, share: usize) -> Result<Claimed, Refusal>;
-        hand_over(node: NodeId, transfer: Transfer) -> ();
+        hand_over(node: NodeId, given_up: GivenUp, in_flight: Vec<HandedOver>) -> ();
         nodes() -> Vec<NodeId>;
         hold() -> Option<Hold>;
         set_hold() -> ();

@@ -197,16 +197,9 @@ impl World {
     }
 
     pub(crate) async fn publish_as(&self, data: &str, say: impl FnOnce(&mut Event)) -> DeliveryId {
-        let id = World::publish_through(self.store.as_ref(), data, say).await;
-        let query = DeliveryQuery { event: Some(id), limit: 1, ..DeliveryQuery::default() };
-        self.store.deliveries(query).await.unwrap().rows[0].id
-    }
-
-    /// Publishes through the store of another process.
-    pub(crate) async fn publish_through(store: &dyn Store, data: &str, say: impl FnOnce(&mut Event)) -> EventId {
-        let now = store.now();
+        let now = self.store.now();
         let mut event = Event {
-            id: EventId::from_unique(store.unique()),
+            id: EventId::from_unique(self.store.unique()),
             tenant: tenant(),
             event_type: EventType::parse("invoice.paid").unwrap(),
             version: None,
@@ -222,8 +215,9 @@ impl World {
         say(&mut event);
         let id = event.id.clone();
         let new = NewEvent { event: Arc::new(event), is_id_chosen: false, fingerprint: [0; 32], resolved: None };
-        store.publish(vec![new]).await.unwrap();
-        id
+        self.store.publish(vec![new]).await.unwrap();
+        let query = DeliveryQuery { event: Some(id), limit: 1, ..DeliveryQuery::default() };
+        self.store.deliveries(query).await.unwrap().rows[0].id
     }
 
     /// Runs the engine, with retries that do not wait, until told to stop.

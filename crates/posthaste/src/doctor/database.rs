@@ -71,7 +71,6 @@ fn told(examined: &Examined, settings: &Settings) -> Vec<Finding> {
         clock_skew,
         clock_jumped_by,
         has_unread_log,
-        hears_notifications,
         hold,
         endpoint_urls,
         troubles,
@@ -90,23 +89,9 @@ fn told(examined: &Examined, settings: &Settings) -> Vec<Finding> {
     findings.extend(sealed.as_ref().and_then(of_sealed_values));
     findings.extend(clock_skew.map(of_skew));
     findings.extend(clock_jumped_by.map(of_jump));
-    findings.extend(hears_notifications.map(of_notifications));
     findings.extend(hold.as_ref().map(of_hold));
     findings.push(of_endpoints(endpoint_urls, settings));
     findings
-}
-
-/// How soon a node hears of what other nodes publish.
-fn of_notifications(hears_notifications: bool) -> Finding {
-    let check = "notifications";
-    if hears_notifications {
-        return Finding::ok(check, "LISTEN works: a node hears at once of what other nodes publish");
-    }
-    Finding::warning(
-        check,
-        "LISTEN does not work over this connection: a node finds what other nodes publish by a query every 100 ms",
-        "connect to PostgreSQL itself, or through a pooler in session mode",
-    )
 }
 
 /// After `restore --hold` or `serve --hold`.

@@ -14,7 +14,7 @@ use posthaste_engine::{
     StoreReply, plan,
 };
 use posthaste_store::{
-    DeliveryChange, EndpointBundle, Error, GivenUp, NodeId, Page, Record, RecordResult, Transfer, WindowRequest,
+    DeliveryChange, EndpointBundle, Epoch, Error, HandedOver, NodeId, Page, Partition, Record, RecordResult, WindowRequest,
 };
 use rand::RngExt;
 use tokio::sync::mpsc::unbounded_channel;
@@ -132,7 +132,6 @@ impl World {
             Input::PartitionsClaimed(_)
             | Input::LeaseEnded
             | Input::GiveUp(_)
-            | Input::Share(_)
             | Input::RecordedElsewhere { .. }
             | Input::Work(_)
             | Input::Committed(_)
@@ -332,12 +331,8 @@ impl World {
     /// What the store answers at this moment.
     fn reply(&mut self, writer: Member, call: StoreCall) -> Result<Result<StoreReply, CallFailure>, Violation> {
         Ok(Ok(match call {
-            StoreCall::Work { after, limit } => {
-                StoreReply::Work(self.store.work(writer, (&self.endpoints, &self.tenants), after, limit))
-            }
-            StoreCall::Sweep { after, limit } => {
-                StoreReply::Sweep(self.store.sweep(writer, after, limit.min(SWEEP_ROWS), &self.endpoints))
-            }
+            StoreCall::Work { after, limit } => StoreReply::Work(self.store.work(&self.endpoints, after, limit)),
+            StoreCall::Sweep { after, limit } => StoreReply::Sweep(self.store.sweep(after, limit.min(SWEEP_ROWS), &self.endpoints)),
             StoreCall::LoadEndpoints(endpoints) => {
                 if endpoints.iter().any(|endpoint| self.endpoints[endpoint_number(*endpoint)].is_unreadable) {
                     return Ok(Err(CallFailure::Store(Error::Corrupt { what: "endpoint" })));
@@ -385,8 +380,8 @@ impl World {
                 StoreReply::Statistics(self.store.statistics(endpoint, query.from, query.to).into_iter().collect())
             }
             StoreCall::PublishLanes(_) => StoreReply::PublishLanes,
-            StoreCall::HandOver { transfer, .. } => {
-                self.hand_over(writer, &transfer);
+            StoreCall::HandOver { partitions, in_flight, .. } => {
+                self.hand_over(writer, &partitions, &in_flight);
                 StoreReply::HandOver
             }
         }))
@@ -543,7 +538,7 @@ impl World {
         self.visit("edge", if is_late { "stopped too late" } else { "stopped" });
         self.commit_records(member, &lanes)?;
         self.die(node);
-        self.hand_over(member, &Transfer::of(GivenUp::Leaving(partitions)));
+        self.hand_over(member, &partitions, &[]);
         self.later(Duration::from_millis(500), Step::Start { node });
         Ok(())
     }
@@ -557,13 +552,11 @@ impl World {
     }
 
     /// One transaction: what is in flight is written down with a deadline, and the partitions are nobody's.
-    pub(super) fn hand_over(&mut self, leaver: Member, transfer: &Transfer) {
-        let Transfer { given_up, in_flight, tenant_buckets } = transfer;
-        let partitions = match given_up {
-            GivenUp::Everything => &self.store.owned_by(leaver),
-            GivenUp::Leaving(partitions) | GivenUp::Partitions(partitions) => partitions,
-        };
-        self.store.hand_over(leaver, partitions, in_flight, tenant_buckets, (self.now, given_up.is_leaving()));
+    pub(super) fn hand_over(&mut self, leaver: Member, partitions: &[(Partition, Epoch)], in_flight: &[HandedOver]) {
+        // A process that has ended has nothing in flight, and starts again.
+        let is_running = self.nodes[leaver.0].owner.is_some() && self.nodes[leaver.0].stops_by.is_none();
+        let until = if is_running { self.now + self.options.request_max() } else { self.now };
+        self.store.hand_over(leaver, partitions, in_flight, until);
     }
 
     /// What is said now is what was said before, from the next change on.

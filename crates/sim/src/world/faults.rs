@@ -155,8 +155,7 @@ impl World {
             return;
         }
         let looking = &mut self.nodes[node];
-        let member = (node, looking.member);
-        let swept = self.store.sweep(member, looking.sweeper.start_after(), usize::MAX, &self.endpoints);
+        let swept = self.store.sweep(looking.sweeper.start_after(), usize::MAX, &self.endpoints);
         looking.sweeper.swept(self.real.since(looking.started_at), swept.highest);
         if !swept.endpoints.is_empty() {
             let (delay, member) = (self.soon(5), self.nodes[node].member);

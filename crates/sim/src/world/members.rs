@@ -10,7 +10,7 @@ use posthaste_core::time::Timestamp;
 use posthaste_engine::{
     Input, LoopHealth, MembershipCall, MembershipMachine, MembershipNews, MembershipProgress, MembershipReply, RENEWED_EVERY,
 };
-use posthaste_store::{Claimed, LEASE, Refusal, Transfer};
+use posthaste_store::{Claimed, LEASE, Refusal};
 use rand::RngExt;
 
 use super::store::Kind;
@@ -25,7 +25,7 @@ const RESTART_PAUSE: Duration = Duration::from_secs(1);
 impl World {
     /// A node begins to be a member.
     pub(super) fn join(&mut self, node: usize) -> Result<(), Violation> {
-        self.nodes[node].membership = MembershipMachine::new(self.store.kind == Kind::Postgres, self.store.partitions.len());
+        self.nodes[node].membership = MembershipMachine::new(self.store.kind == Kind::Postgres);
         self.restart_membership(node, self.nodes[node].incarnation)
     }
 
@@ -121,8 +121,7 @@ impl World {
     }
 
     fn member_goes_on(&mut self, node: usize, progress: MembershipProgress, is_settled: bool) -> Result<(), Violation> {
-        let MembershipProgress { news, surplus, next } = progress;
-        let is_settled = is_settled && surplus.is_none();
+        let MembershipProgress { news, next } = progress;
         let incarnation = self.nodes[node].incarnation;
         match news {
             None => {}
@@ -144,18 +143,13 @@ impl World {
                 self.deliver(node, Input::LeaseEnded)?;
             }
         }
-        if let Some(surplus) = surplus {
-            self.visit("edge", "gives up what is beyond its share");
-            self.troubled_at = self.real;
-            self.deliver(node, Input::Share(surplus))?;
-        }
         // It may have stopped over it.
         if self.nodes[node].incarnation != incarnation {
             return Ok(());
         }
         match next {
             // One that does not share is not asked again what it owns.
-            MembershipCall::Wait(_) | MembershipCall::Rest(_)
+            MembershipCall::Wait(_)
                 if (is_settled || self.store.kind == Kind::Sqlite)
                     && self.nodes[node].membership.is_resting()
                     && self.is_quiet() =>
@@ -167,13 +161,7 @@ impl World {
                 let (asked_at, reply) = (self.real, Box::new(Some(MembershipReply::Waited)));
                 self.later(time, Step::MemberReply { node, incarnation, asked_at, reply });
             }
-            // Another node may give partitions up before then; that is heard of or not.
-            MembershipCall::Rest(time) => {
-                let time = self.soon(u64::try_from(time.as_millis()).expect("a second"));
-                let (asked_at, reply) = (self.real, Box::new(Some(MembershipReply::Waited)));
-                self.later(time, Step::MemberReply { node, incarnation, asked_at, reply });
-            }
-            call @ (MembershipCall::Join | MembershipCall::Claim { .. } | MembershipCall::Renew | MembershipCall::HandOver(_)) => {
+            call @ (MembershipCall::Join | MembershipCall::Claim | MembershipCall::Renew | MembershipCall::HandOver(_)) => {
                 let delay = self.member_call_takes();
                 self.later(delay, Step::MemberCalls { node, incarnation, asked_at: self.real, call: Box::new(call) });
             }
@@ -201,8 +189,8 @@ impl World {
         let member = (node, self.nodes[node].member);
         match call {
             MembershipCall::Join => {
-                self.store.join(member, self.real, self.real + LEASE);
-                MembershipReply::Joined(Some(self.store.view(self.real, self.now)))
+                self.store.renew(member, self.real + LEASE);
+                MembershipReply::Joined(Some(()))
             }
             MembershipCall::Renew => {
                 let is_live = self.store.has_lease(member, self.real);
@@ -210,30 +198,34 @@ impl World {
                     self.store.renew(member, self.real + LEASE);
                 }
                 let refused = Err(Refusal::LeaseEnded);
-                MembershipReply::Renewed(Some(if is_live { Ok(self.store.view(self.real, self.now)) } else { refused }))
+                MembershipReply::Renewed(Some(if is_live { Ok(()) } else { refused }))
             }
-            MembershipCall::Claim { share } => MembershipReply::Claimed(Some(self.claim(node, share))),
-            MembershipCall::HandOver(given_up) => {
-                self.hand_over(member, &Transfer::of(given_up));
+            MembershipCall::Claim => MembershipReply::Claimed(Some(self.claim(node))),
+            MembershipCall::HandOver(partitions) => {
+                self.hand_over(member, &partitions, &[]);
                 MembershipReply::HandedOver
             }
-            MembershipCall::Wait(_) | MembershipCall::Rest(_) => MembershipReply::Waited,
+            MembershipCall::Wait(_) => MembershipReply::Waited,
         }
     }
 
     /// Takes what no live node has.
-    fn claim(&mut self, node: usize, share: usize) -> Result<Claimed, Refusal> {
+    fn claim(&mut self, node: usize) -> Result<Claimed, Refusal> {
         let member = (node, self.nodes[node].member);
         let is_shared = self.store.kind == Kind::Postgres;
         if is_shared && !self.store.has_lease(member, self.real) {
             self.visit("fault", "claim refused");
             return Err(Refusal::LeaseEnded);
         }
-        for dead in self.store.free_orphans(member, self.real, self.now) {
+        for dead in self.store.free_orphans(member, self.real) {
             self.lose_member(dead);
         }
-        let share = if self.real.since(self.began_at) < Duration::from_secs(3) { self.first_share } else { share };
-        let (claimed, taken) = self.store.claim(self.now, member, share, &self.endpoints);
+        let share = if self.real.since(self.began_at) < Duration::from_secs(3) { self.first_share } else { usize::MAX };
+        let (mut claimed, taken) = self.store.claim(self.now, member, share, &self.endpoints);
+        // PostgreSQL does not say so.
+        if is_shared {
+            claimed.handed_over.clear();
+        }
         for (number, endpoint) in self.endpoints.iter().enumerate() {
             if taken.contains(&self.tenants[endpoint.tenant].partition) {
                 self.checker.taken_over(number, self.store.memory(number), self.now);
@@ -249,10 +241,10 @@ impl World {
 fn failed(call: &MembershipCall) -> MembershipReply {
     match call {
         MembershipCall::Join => MembershipReply::Joined(None),
-        MembershipCall::Claim { .. } => MembershipReply::Claimed(None),
+        MembershipCall::Claim => MembershipReply::Claimed(None),
         MembershipCall::Renew => MembershipReply::Renewed(None),
         // Whether it was done is not known, and nothing depends on it.
         MembershipCall::HandOver(_) => MembershipReply::HandedOver,
-        MembershipCall::Wait(_) | MembershipCall::Rest(_) => MembershipReply::Waited,
+        MembershipCall::Wait(_) => MembershipReply::Waited,
     }
 }

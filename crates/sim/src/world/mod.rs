@@ -495,7 +495,7 @@ impl World {
                 frozen_until: None,
                 freezes_at_renewal: false,
                 reaches_the_store: false,
-                membership: MembershipMachine::new(false, 1),
+                membership: MembershipMachine::new(false),
                 rests: false,
                 last_words: 0,
                 feed_until: now,
@@ -515,8 +515,7 @@ impl World {
             let id = TenantId::parse(&format!("tenant-{number}")).expect("a valid id");
             let config = draw::tenant_config(&mut world.random);
             let partition = partition_of(&id);
-            let holding =
-                Holding { owner: None, epoch: 1, is_handed_over: false, crashed_at: None, freed_at: None, moved_at: None };
+            let holding = Holding { owner: None, epoch: 1, left_by: None, is_handed_over: false, is_trusted: true };
             // Some share one.
             world.store.partitions.entry(partition).or_insert(holding);
             world.tenants.push(Tenant { id, config, partition, version: 1, created_at: now });
@@ -548,7 +547,7 @@ impl World {
         }
         for node in 0..world.nodes.len() {
             let incarnation = world.nodes[node].incarnation;
-            world.nodes[node].membership = MembershipMachine::new(world.store.kind == Kind::Postgres, world.store.partitions.len());
+            world.nodes[node].membership = MembershipMachine::new(world.store.kind == Kind::Postgres);
             world.later(Duration::ZERO, Step::MembershipRestarts { node, incarnation });
         }
         world.drift();

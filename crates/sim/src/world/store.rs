@@ -9,11 +9,10 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
-use posthaste_core::bucket::Bucket;
 use posthaste_core::delivery::State;
 use posthaste_core::endpoint::{Endpoint as Said, MaxInFlight, Override, PolicyOverrides};
 use posthaste_core::event::{Event, EventType};
-use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
+use posthaste_core::id::{DeliveryId, EndpointId};
 use posthaste_core::plant::{self, Plant};
 use posthaste_core::retention::{Keeping, RetentionStatus};
 use posthaste_core::scheduler::{Class, Entry, LaneConfig, LaneMemory, Seq, WindowQuery};
@@ -21,9 +20,9 @@ use posthaste_core::tenant::Tenant as SaidOfTenant;
 use posthaste_core::text::OrderingKey;
 use posthaste_core::time::Timestamp;
 use posthaste_store::{
-    AttemptRecord, Body, BodyError, Claimed, CleanTransfer, ClusterView, DeliveryChange, DeliveryRow, EndpointBundle, Epoch, Error,
-    HandedOver, InFlightElsewhere, LaneState, MOVED_AT_MOST_EVERY, Overdue, OverdueReason, Partition, Record, RecordResult,
-    SETTLED_AFTER, StatisticsStep, StoredEndpoint, StoredTenant, SweepPage, TenantBucket, WindowRows, WorkPage,
+    AttemptRecord, Body, BodyError, Claimed, DeliveryChange, DeliveryRow, EndpointBundle, Epoch, Error, HandedOver,
+    InFlightElsewhere, LaneState, Overdue, OverdueReason, Partition, Record, RecordResult, StatisticsStep, StoredEndpoint,
+    StoredTenant, SweepPage, WindowRows,
 };
 
 use super::{Endpoint, Tenant};
@@ -109,21 +108,11 @@ pub(crate) struct Holding {
     pub(crate) epoch: Epoch,
     /// Given up by an owner that has written down all that it knew.
     pub(crate) is_handed_over: bool,
-    /// When an owner last died with it. What it had spent by then was not written down.
-    pub(crate) crashed_at: Option<Timestamp>,
-    /// Since when it has no owner.
-    pub(crate) freed_at: Option<Timestamp>,
-    /// When it was last handed over to share the load.
-    pub(crate) moved_at: Option<Timestamp>,
-}
-
-/// What the database knows of a member.
-#[derive(Clone, Copy, Debug)]
-struct Lease {
-    /// `None` while nothing happens to it.
-    until: Option<Timestamp>,
-    joined_at: Timestamp,
-    is_leaving: bool,
+    /// Which node gave it up last, and until when it does not take it again: what it had in flight has ended by then. Production gives up
+    /// partitions only when it leaves.
+    pub(crate) left_by: Option<(usize, Timestamp)>,
+    /// Every owner since the last crash has done so. Otherwise something may have been spent that nobody wrote down.
+    pub(crate) is_trusted: bool,
 }
 
 /// What a leaver may still record.
@@ -170,10 +159,8 @@ pub(crate) struct Store {
     backlogs: Vec<Backlog>,
     highest_committed: Seq,
     pub(crate) partitions: BTreeMap<Partition, Holding>,
-    /// Who is a member, and until when.
-    leases: BTreeMap<Member, Lease>,
-    /// What tenants had spent when their partition was handed over.
-    tenant_buckets: BTreeMap<TenantId, Bucket>,
+    /// Who is a member, and until when; `None` while nothing happens to it.
+    leases: BTreeMap<Member, Option<Timestamp>>,
     pub(crate) promised: BTreeMap<Seq, Promised>,
     /// By endpoint: what owners have written.
     pub(crate) lanes: BTreeMap<usize, LaneState>,
@@ -203,7 +190,6 @@ impl Store {
             highest_committed: 0,
             partitions: BTreeMap::new(),
             leases: BTreeMap::new(),
-            tenant_buckets: BTreeMap::new(),
             promised: BTreeMap::new(),
             lanes: BTreeMap::new(),
             minutes: BTreeMap::new(),
@@ -288,14 +274,10 @@ impl Store {
     }
 
     /// Endpoints that have something waiting among so many rows behind this one, and where to go on.
-    pub(crate) fn sweep(&self, member: Member, after: Seq, limit: usize, endpoints: &[Endpoint]) -> SweepPage {
+    pub(crate) fn sweep(&self, after: Seq, limit: usize, endpoints: &[Endpoint]) -> SweepPage {
         let from = usize::try_from(after).unwrap_or(usize::MAX).min(self.rows.len());
         let to = from.saturating_add(limit).min(self.rows.len());
-        let found: BTreeSet<usize> = self.rows[from..to]
-            .iter()
-            .filter(|row| row.due().is_some() && self.is_own(member, row.partition))
-            .map(|row| row.endpoint)
-            .collect();
+        let found: BTreeSet<usize> = self.rows[from..to].iter().filter(|row| row.due().is_some()).map(|row| row.endpoint).collect();
         let next = Some(to as Seq).filter(|_| to < self.rows.len());
         SweepPage { endpoints: found.into_iter().map(|number| endpoints[number].id).collect(), highest: self.last_seq(), next }
     }
@@ -350,27 +332,9 @@ impl Store {
     }
 
     /// Endpoints that have something unfinished, a page at a time.
-    /// A page of the endpoints that have something unfinished: of those, the ones that this member owns.
-    pub(crate) fn work(
-        &self,
-        member: Member,
-        (endpoints, tenants): (&[Endpoint], &[Tenant]),
-        after: Option<EndpointId>,
-        limit: usize,
-    ) -> WorkPage {
+    pub(crate) fn work(&self, endpoints: &[Endpoint], after: Option<EndpointId>, limit: usize) -> Vec<EndpointId> {
         let behind = endpoints.iter().enumerate().filter(|(_, endpoint)| after.is_none_or(|after| endpoint.id > after));
-        let page: Vec<&Endpoint> =
-            behind.filter(|(number, _)| self.has_work(*number)).map(|(_, endpoint)| endpoint).take(limit).collect();
-        let is_own = |endpoint: &&&Endpoint| self.is_own(member, tenants[endpoint.tenant].partition);
-        WorkPage {
-            endpoints: page.iter().filter(is_own).map(|endpoint| endpoint.id).collect(),
-            next: page.last().filter(|_| page.len() == limit).map(|endpoint| endpoint.id),
-        }
-    }
-
-    /// SQLite has one process, which owns everything.
-    fn is_own(&self, member: Member, partition: Partition) -> bool {
-        self.kind == Kind::Sqlite || self.partitions[&partition].owner == Some(member)
+        behind.filter(|(number, _)| self.has_work(*number)).map(|(_, endpoint)| endpoint.id).take(limit).collect()
     }
 
     pub(crate) fn load_endpoints(&self, endpoint: usize, endpoints: &[Endpoint], tenants: &[Tenant]) -> EndpointBundle {
@@ -379,7 +343,6 @@ impl Store {
             endpoint: stored_endpoint(&endpoints[endpoint], tenant),
             tenant: Some(stored_tenant(tenant)),
             lane: self.lanes.get(&endpoint).cloned(),
-            tenant_bucket: self.tenant_buckets.get(&tenant.id).copied(),
         }
     }
 
@@ -515,8 +478,7 @@ impl Store {
         leaver: Member,
         partitions: &[(Partition, Epoch)],
         in_flight: &[HandedOver],
-        tenant_buckets: &[TenantBucket],
-        (now, is_leaving): (Timestamp, bool),
+        kept_from_leaver_until: Timestamp,
     ) {
         let is_given_up = |partition: Partition, holding: &Holding| {
             holding.owner == Some(leaver) && partitions.contains(&(partition, holding.epoch))
@@ -531,19 +493,11 @@ impl Store {
                 self.promised.insert(handed_over.seq, promised);
             }
         }
-        for TenantBucket { tenant, partition, bucket } in tenant_buckets {
-            if self.partitions.get(partition).is_some_and(|holding| is_given_up(*partition, holding)) {
-                self.tenant_buckets.insert(tenant.clone(), *bucket);
-            }
-        }
         for (partition, holding) in &mut self.partitions {
             if is_given_up(*partition, holding) {
-                let moved_at = if is_leaving { holding.moved_at } else { Some(now) };
-                *holding = Holding { owner: None, is_handed_over: true, freed_at: Some(now), moved_at, ..*holding };
+                let left_by = Some((leaver.0, kept_from_leaver_until));
+                *holding = Holding { owner: None, is_handed_over: holding.is_trusted, left_by, ..*holding };
             }
-        }
-        if is_leaving && let Some(lease) = self.leases.get_mut(&leaver) {
-            lease.is_leaving = true;
         }
     }
 
@@ -557,50 +511,29 @@ impl Store {
         now < promised.until && (self.kind == Kind::Sqlite || self.has_lease(promised.by, now))
     }
 
-    /// A member joins, and is believed to be alive for so long.
-    pub(crate) fn join(&mut self, member: Member, now: Timestamp, until: Timestamp) {
-        self.leases.insert(member, Lease { until: Some(until), joined_at: now, is_leaving: false });
-    }
-
     /// This member is believed to be alive until then.
     pub(crate) fn renew(&mut self, member: Member, until: Timestamp) {
-        if let Some(lease) = self.leases.get_mut(&member) {
-            lease.until = Some(until);
-        }
+        self.leases.insert(member, Some(until));
     }
 
     /// Nothing happens to this member for a while: its lease does not end.
     pub(crate) fn rest(&mut self, member: Member) {
-        if let Some(lease) = self.leases.get_mut(&member) {
-            lease.until = None;
-        }
+        self.leases.insert(member, None);
     }
 
     pub(crate) fn has_lease(&self, member: Member, at: Timestamp) -> bool {
-        self.leases.get(&member).is_some_and(|lease| lease.until.is_none_or(|until| at < until))
-    }
-
-    /// What members learn of each other. Times of leases are real, those of partitions the database's.
-    pub(crate) fn view(&self, real: Timestamp, now: Timestamp) -> ClusterView {
-        let live = self.leases.values().filter(|lease| !lease.is_leaving && lease.until.is_none_or(|until| real < until));
-        let delivering: Vec<&Lease> = live.collect();
-        let unowned = self.partitions.values().filter(|holding| holding.owner.is_none());
-        ClusterView {
-            delivering: delivering.len(),
-            settled: delivering.iter().filter(|lease| lease.joined_at + SETTLED_AFTER <= real).count(),
-            unowned_for: unowned.filter_map(|holding| holding.freed_at).min().map(|at| now.since(at)),
-        }
+        self.leases.get(&member).is_some_and(|until| until.is_none_or(|until| at < until))
     }
 
     /// Members whose lease has ended, and that have not been removed.
     pub(crate) fn expired(&self, at: Timestamp) -> BTreeSet<Member> {
-        let is_over = |lease: &Lease| lease.until.is_some_and(|until| until <= at);
-        self.leases.iter().filter(|(_, lease)| is_over(lease)).map(|(member, _)| *member).collect()
+        let is_over = |until: &Option<Timestamp>| until.is_some_and(|until| until <= at);
+        self.leases.iter().filter(|(_, until)| is_over(until)).map(|(member, _)| *member).collect()
     }
 
     /// What members had whose lease has ended has no owner; SQLite has one process, and what any other had is free. Answers whose
     /// records are not accepted any more.
-    pub(crate) fn free_orphans(&mut self, claimant: Member, at: Timestamp, now: Timestamp) -> BTreeSet<Member> {
+    pub(crate) fn free_orphans(&mut self, claimant: Member, at: Timestamp) -> BTreeSet<Member> {
         // Also one that has handed over what it had, and was to record what it had in flight.
         let mut freed = self.expired(at);
         self.leases.retain(|member, _| !freed.contains(member));
@@ -612,8 +545,7 @@ impl Store {
         for holding in self.partitions.values_mut() {
             if let Some(dead) = holding.owner.filter(|owner| !is_live(owner)) {
                 freed.insert(dead);
-                let (crashed_at, freed_at) = (Some(now), Some(now));
-                *holding = Holding { owner: None, is_handed_over: false, crashed_at, freed_at, ..*holding };
+                *holding = Holding { owner: None, is_handed_over: false, is_trusted: false, ..*holding };
             }
         }
         freed
@@ -629,15 +561,15 @@ impl Store {
     ) -> (Claimed, Vec<Partition>) {
         let room = share.saturating_sub(self.owned_by(member).len());
         let (mut taken, mut handed_over) = (Vec::new(), Vec::new());
-        for (partition, holding) in self.partitions.iter_mut().filter(|(_, holding)| holding.owner.is_none()).take(room) {
+        let is_free = |holding: &Holding| {
+            let is_kept = holding.left_by.is_some_and(|(node, until)| node == member.0 && now < until);
+            holding.owner.is_none() && !is_kept
+        };
+        for (partition, holding) in self.partitions.iter_mut().filter(|(_, holding)| is_free(holding)).take(room) {
             taken.push(*partition);
-            let transfer = CleanTransfer { partition: *partition, crashed_at: holding.crashed_at };
-            handed_over.extend(Some(transfer).filter(|_| holding.is_handed_over));
-            *holding = Holding { owner: Some(member), epoch: holding.epoch + 1, freed_at: None, ..*holding };
+            handed_over.extend(Some(*partition).filter(|_| holding.is_handed_over));
+            *holding = Holding { owner: Some(member), epoch: holding.epoch + 1, is_handed_over: false, ..*holding };
         }
-        let is_just_moved = |holding: &Holding| holding.moved_at.is_some_and(|at| now < at + MOVED_AT_MOST_EVERY);
-        let just_moved = self.partitions.iter().filter(|(_, holding)| holding.owner == Some(member) && is_just_moved(holding));
-        let just_moved = just_moved.map(|(partition, _)| *partition).collect();
         let own = self.partitions.iter().filter(|(_, holding)| holding.owner == Some(member));
         let partitions: Vec<(Partition, Epoch)> = own.map(|(partition, holding)| (*partition, holding.epoch)).collect();
         let is_own = |row: &Row| partitions.iter().any(|(own, _)| *own == row.partition);
@@ -657,7 +589,6 @@ impl Store {
                 in_flight_elsewhere: in_flight_elsewhere.collect(),
                 partitions,
                 handed_over,
-                just_moved,
                 numbered: self.rows.len() as Seq,
             },
             taken,

@@ -40,7 +40,7 @@ pub(crate) async fn run(database: &Database, rows: u64) {
         }
         let started = Instant::now();
         let work = store.work(None, 1000).await.unwrap();
-        println!("    endpoints with work    {:>7.2} ms, {} found", millis(started.elapsed()), work.endpoints.len());
+        println!("    endpoints with work    {:>7.2} ms, {} found", millis(started.elapsed()), work.len());
         println!("    memory                 {:>7} MiB", resident_mib());
         store.close().await.unwrap();
     }

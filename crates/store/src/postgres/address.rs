@@ -36,16 +36,6 @@ pub enum ConnectError {
     NoAnswer,
 }
 
-impl std::fmt::Display for ConnectError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            ConnectError::Postgres(error) => f.write_str(&sentence(error)),
-            ConnectError::Unusable(error) => error.fmt(f),
-            ConnectError::NoAnswer => f.write_str("the database does not answer"),
-        }
-    }
-}
-
 /// A PostgreSQL database, as a URL names it. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct PostgresAddress {

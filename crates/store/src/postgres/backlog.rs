@@ -26,7 +26,7 @@ impl Database {
                 })
                 .await?
             }
-            BacklogScope::All => self.work_of(None, None, query.lanes_max.saturating_add(1)).await?.endpoints,
+            BacklogScope::All => self.work(None, query.lanes_max.saturating_add(1)).await?,
         };
         let mut backlog = Backlog { lanes: vec![], is_whole: endpoints.len() <= query.lanes_max };
         endpoints.truncate(query.lanes_max);

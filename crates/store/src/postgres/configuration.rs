@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use posthaste_core::bucket::Bucket;
 use posthaste_core::catalogue;
 use posthaste_core::endpoint::{Endpoint, Headers};
 use posthaste_core::event::EventType;
@@ -105,18 +104,7 @@ impl Database {
             let tenants = connection.query(SELECT_TENANTS_BY_ID, &[&names]).await?;
             let tenants = tenants.iter().map(tenant_from_row).collect::<Result<Vec<_>, _>>()?;
             let tenants: BTreeMap<_, _> = tenants.into_iter().map(|stored| (stored.tenant.id.clone(), stored)).collect();
-            let mut buckets = BTreeMap::new();
-            for row in connection.query(SELECT_BUCKETS, &[&names]).await? {
-                let tenant = row::text(&row, "tenant")?.to_owned();
-                let bucket = Bucket::from_nanos(row::column(&row, "full_at_nanos")?);
-                buckets.insert((tenant, row::column::<i16>(&row, "partition")?), bucket);
-            }
-            let bucket = |endpoint: &StoredEndpoint| {
-                let place = (endpoint.endpoint.tenant.as_str().to_owned(), i16::try_from(endpoint.partition).ok()?);
-                buckets.get(&place).copied()
-            };
             let bundle = |endpoint: StoredEndpoint| EndpointBundle {
-                tenant_bucket: bucket(&endpoint),
                 tenant: tenants.get(&endpoint.endpoint.tenant).cloned(),
                 lane: lanes.remove(&endpoint.endpoint.id),
                 endpoint,
@@ -199,7 +187,6 @@ const SELECT_NUMBER: &str = "SELECT value FROM counters WHERE name = 'configurat
 const SELECT_ENDPOINT: &str = "SELECT * FROM endpoints WHERE id = $1 AND ($2::text IS NULL OR tenant = $2)";
 const SELECT_ENDPOINTS_BY_ID: &str = "SELECT * FROM endpoints WHERE id = ANY($1)";
 const SELECT_TENANTS_BY_ID: &str = "SELECT * FROM tenants WHERE id = ANY($1) AND deleted_at_ms IS NULL";
-const SELECT_BUCKETS: &str = "SELECT tenant, partition, full_at_nanos FROM tenant_buckets WHERE tenant = ANY($1)";
 const SELECT_LANES: &str = "SELECT endpoint, document, version FROM lanes WHERE endpoint = ANY($1)";
 const SELECT_ENDPOINTS_OF_TENANT: &str =
     "SELECT * FROM endpoints WHERE tenant = $4 AND ($1::text IS NULL OR uid = $1) AND ($2::bytea IS NULL OR id < $2)

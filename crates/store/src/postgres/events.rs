@@ -302,8 +302,7 @@ impl Database {
                 self.feeder.mark_overflow();
             }
         }
-        self.announce(rows.iter().map(|row| (partition_of(&row.event.tenant), row.planned.endpoint)));
-        self.feeder.send_group(fed);
+        self.send_to_feed(fed);
     }
 }
 

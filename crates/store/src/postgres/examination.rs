@@ -5,7 +5,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::address::PostgresAddress;
 use super::connection::{Connection, Connections, Problem, SETTINGS, Use};
 use super::migrations::STEPS;
-use super::notifications::notifications_arrive;
 use super::{Postgres, SELECT_MASTER_KEY, SELECT_SETTINGS, configuration, row, unfit};
 use crate::columns::{corrupt, limit};
 use crate::examination::{ENDPOINTS_MAX, Examined, MasterKeyFit, Schema};
@@ -14,14 +13,12 @@ use crate::{Error, Keyring};
 impl Postgres {
     /// Looks at the database that this URL names, also while servers use it.
     pub async fn examine(url: &str, keyring: Option<&Keyring>) -> Result<Examined, Error> {
-        let address = PostgresAddress::parse(url)?.with_options(SETTINGS);
-        let connections = Connections::new(&address)?;
+        let connections = Connections::new(&PostgresAddress::parse(url)?.with_options(SETTINGS))?;
         let connection = connections.get(Use::Verb).await?;
         let examined = look(&connection, keyring).await;
         drop(connection);
         connections.close();
-        let hears_notifications = notifications_arrive(&address).await.map_err(|error| Error::Unavailable(error.into()))?;
-        Ok(Examined { hears_notifications: Some(hears_notifications), ..examined? })
+        Ok(examined?)
     }
 }
 
@@ -55,7 +52,6 @@ async fn look(connection: &Connection, keyring: Option<&Keyring>) -> Result<Exam
         clock_skew: Some(skew),
         clock_jumped_by: None,
         has_unread_log: false,
-        hears_notifications: None,
         hold,
         endpoint_urls,
         troubles,

@@ -16,15 +16,15 @@ use super::committer::Writing;
 use super::connection::{CommitId, Connection, Flight, INSERT_COMMIT, Problem, Remedy, Retries, Use};
 use super::row::{self, Parameters, optional_storable, storable};
 use super::slots::{Slot, Table, day_of, slot};
-use super::{Database, Postgres, cluster, configuration};
+use super::{Database, Postgres, configuration};
 use crate::columns::{
     StateColumns, checked_data, class, class_code, labels, limit, millis, outcome_columns, signed, state_columns, trace_context,
     unsigned,
 };
 use crate::routing::schedule_of;
 use crate::{
-    AttemptRecord, Audit, Body, BodyError, DeliveryChange, Error, LaneState, NodeId, Record, RecordResult, SweepPage,
-    WindowRequest, WindowRows, WorkPage, document,
+    AttemptRecord, Audit, Body, BodyError, DeliveryChange, Error, LaneState, Record, RecordResult, SweepPage, WindowRequest,
+    WindowRows, document,
 };
 
 /// What a record is taken to weigh while it waits.
@@ -36,42 +36,22 @@ const DETOURS_MAX: u32 = 3;
 
 impl Database {
     /// A skip scan over each of the three queues: as many steps as there are endpoints with work.
-    pub(super) async fn work(&self, after: Option<EndpointId>, rows_max: usize) -> Result<WorkPage, Error> {
-        self.work_of(self.ownership.node(), after, rows_max).await
-    }
-
-    /// The work in the partitions of one node, or all.
-    pub(super) async fn work_of(
-        &self,
-        node: Option<NodeId>,
-        after: Option<EndpointId>,
-        rows_max: usize,
-    ) -> Result<WorkPage, Error> {
-        let node = &node.map(cluster::bytes);
+    pub(super) async fn work(&self, after: Option<EndpointId>, rows_max: usize) -> Result<Vec<EndpointId>, Error> {
         self.read_for_work(|connection| async move {
             let after = after.map_or_else(Vec::new, |after| after.to_bytes().to_vec());
-            let rows = connection.query(SELECT_WORK, &[&after, &limit(rows_max), node]).await?;
-            let mut page = WorkPage { endpoints: Vec::new(), next: None };
-            for row in &rows {
-                let endpoint = EndpointId::from_bytes(row::bytes(row, "endpoint")?);
-                page.next = Some(endpoint).filter(|_| rows.len() == rows_max);
-                if row::column(row, "is_own")? {
-                    page.endpoints.push(endpoint);
-                }
-            }
-            Ok(page)
+            let rows = connection.query(SELECT_WORK, &[&after, &limit(rows_max)]).await?;
+            Ok(rows.iter().map(|row| Ok(EndpointId::from_bytes(row::bytes(row, "endpoint")?))).collect::<Result<_, Error>>()?)
         })
         .await
     }
 
     pub(super) async fn sweep(&self, after: Seq, rows_max: usize) -> Result<SweepPage, Error> {
-        let node = &self.ownership.node().map(cluster::bytes);
         self.read_for_work(|connection| async move {
             // The last row first: what is committed between the statements is swept again, and not passed over.
             let highest = last_seq(&connection).await?;
             let last = connection.query_opt(SELECT_SWEPT_END, &[&signed(after), &limit(rows_max)]).await?;
             let last: Option<i64> = last.map(|row| row::column(&row, "seq")).transpose()?;
-            let rows = connection.query(SELECT_SWEPT, &[&signed(after), &last.unwrap_or(i64::MAX), node]).await?;
+            let rows = connection.query(SELECT_SWEPT, &[&signed(after), &last.unwrap_or(i64::MAX)]).await?;
             let endpoint = |row| Ok(EndpointId::from_bytes(row::bytes(row, "endpoint")?));
             let endpoints = rows.iter().map(endpoint).collect::<Result<_, Error>>()?;
             Ok(SweepPage { endpoints, highest, next: last.map(unsigned) })
@@ -178,12 +158,9 @@ const SELECT_WORK: &str = "WITH RECURSIVE found (endpoint) AS (
          (SELECT d.endpoint FROM deliveries d WHERE d.endpoint > f.endpoint AND d.status = 'waiting'
             AND d.ordering_key IS NOT NULL ORDER BY d.endpoint LIMIT 1))
        FROM found f WHERE f.endpoint IS NOT NULL)
-     SELECT f.endpoint, $3::bytea IS NULL OR EXISTS (
-              SELECT 1 FROM endpoints e JOIN partitions p ON p.id = e.partition WHERE e.id = f.endpoint AND p.owner = $3) AS is_own
-     FROM found f WHERE f.endpoint IS NOT NULL LIMIT $2";
+     SELECT endpoint FROM found WHERE endpoint IS NOT NULL LIMIT $2";
 const SELECT_LAST_SEQ: &str = "SELECT coalesce(max(seq), 0) AS seq FROM deliveries";
-const SELECT_SWEPT: &str = "SELECT DISTINCT d.endpoint FROM deliveries d WHERE d.seq > $1 AND d.seq <= $2 AND d.status = 'waiting'
-       AND ($3::bytea IS NULL OR d.partition IN (SELECT id FROM partitions WHERE owner = $3))";
+const SELECT_SWEPT: &str = "SELECT DISTINCT endpoint FROM deliveries WHERE seq > $1 AND seq <= $2 AND status = 'waiting'";
 /// The last row of a page, if the page is full.
 const SELECT_SWEPT_END: &str = "SELECT seq FROM deliveries WHERE seq > $1 ORDER BY seq LIMIT 1 OFFSET $2::bigint - 1";
 const SELECT_FRESH: &str =

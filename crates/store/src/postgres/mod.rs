@@ -1,7 +1,6 @@
 //! PostgreSQL: one database that many nodes share, and its clock is theirs.
 
 mod address;
-mod announcements;
 mod backlog;
 mod clock;
 mod cluster;
@@ -18,7 +17,6 @@ mod in_flight;
 mod lanes;
 mod migrations;
 mod notifications;
-mod ownership;
 mod replays;
 mod retention;
 mod routing;
@@ -32,19 +30,17 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use posthaste_core::id::{EndpointId, Sequence, Unique};
+use posthaste_core::id::{Sequence, Unique};
 use posthaste_core::tenant::Retention;
 use posthaste_core::time::Timestamp;
 use tokio::sync::mpsc;
-use tokio::task::JoinSet;
 
 use crate::columns::millis;
 use crate::commands::Queued;
 use crate::feed::{CommittedDelivery, Feed, FeedSender};
 use crate::routing::Routings;
-use crate::{Error, Options, Partition};
+use crate::{Error, Options};
 pub use address::{ConnectError, PostgresAddress, PostgresConnection};
-use announcements::Announcer;
 use clock::DatabaseClock;
 use committer::Committer;
 pub use connection::sentence;
@@ -53,7 +49,6 @@ use events::Publishing;
 use in_flight::InFlight;
 use lanes::Recording;
 use notifications::Notifications;
-use ownership::Ownership;
 use slots::Slots;
 
 /// Two commits of publishers may be in flight: while one is flushed, the next is written.
@@ -73,8 +68,6 @@ struct Inner {
     database: Arc<Database>,
     publishing: Committer<Publishing>,
     recording: Committer<Recording>,
-    /// Runs as long as the store: announces deliveries to other nodes.
-    _announcing: JoinSet<()>,
 }
 
 /// What verbs and committers share.
@@ -88,9 +81,7 @@ struct Database {
     options: Options,
     in_flight: Arc<InFlight>,
     slots: Slots,
-    ownership: Arc<Ownership>,
-    announcer: Arc<Announcer>,
-    /// What other nodes ask for and announce.
+    /// What other nodes ask for.
     news: Notifications,
     /// Whoever was last to listen for commands.
     listener: Mutex<Option<Weak<mpsc::Sender<Queued>>>>,
@@ -109,7 +100,6 @@ impl Postgres {
     pub async fn connect_within(url: &str, wait: Duration, options: Options) -> Result<Postgres, Error> {
         let address = PostgresAddress::parse(url)?.with_options(connection::SETTINGS);
         connection::wait_for_server(&address, wait).await?;
-        let ownership = Arc::new(Ownership::default());
         let database = Arc::new(Database {
             connections: Connections::new(&address)?,
             clock: DatabaseClock::new(Arc::clone(&options.clock)),
@@ -119,9 +109,7 @@ impl Postgres {
             options,
             in_flight: Arc::new(InFlight::default()),
             slots: Slots::default(),
-            news: Notifications::new(address, Arc::clone(&ownership)),
-            ownership,
-            announcer: Arc::default(),
+            news: Notifications::new(address),
             listener: Mutex::default(),
             housekeeping: housekeeping::Progress::default(),
         });
@@ -137,13 +125,10 @@ impl Postgres {
         let publishing = Arc::new(Publishing(Arc::clone(&database)));
         let recording = Arc::new(Recording(Arc::clone(&database)));
         let commits = &Arc::clone(&database.options.commits);
-        let mut announcing = JoinSet::new();
-        announcing.spawn(announcements::run(Arc::clone(&database.announcer), Arc::downgrade(&database)));
         Ok(Postgres(Arc::new(Inner {
             publishing: Committer::start(&publishing, PUBLISHING_TASKS, waiting_bytes_max, VERB_MAX, commits),
             recording: Committer::start(&recording, RECORDING_TASKS, waiting_bytes_max, RECORDED_WITHIN, commits),
             database,
-            _announcing: announcing,
         })))
     }
 
@@ -172,18 +157,9 @@ impl Database {
         self.ids.lock().next(self.clock_now(), rand::random())
     }
 
-    /// Passes what was just committed to the engine of this process, and announces the rest to the owners on other nodes.
+    /// What was just committed, to the scheduler of this process. Those of other nodes find it by sweeping.
     fn send_to_feed(&self, fed: Vec<CommittedDelivery>) {
-        self.announce(fed.iter().map(|delivery| (delivery.partition, delivery.endpoint)));
         self.feeder.send_group(fed);
-    }
-
-    /// Announces committed deliveries, as far as other nodes own their partitions.
-    fn announce(&self, committed: impl Iterator<Item = (Partition, EndpointId)>) {
-        let foreign = self.ownership.foreign(committed);
-        if !foreign.is_empty() {
-            self.announcer.add(foreign);
-        }
     }
 }
 
@@ -273,12 +249,11 @@ mod verbs {
     use super::{Feed, Postgres, commands};
     use crate::{
         ApplyResult, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, ChangeResult, Claimed, CleanupStep,
-        ClockStatus, ClusterView, Command, CommandOutcome, Commands, DeliveryQuery, DeliveryRow, EndSessions, EndpointBundle,
-        EndpointQuery, EndpointVersion, EventQuery, EventRow, Hold, Housekeeping, Key, KeyHash, LaneSnapshot, LaneState, NewEvent,
-        NewReplay, NewSession, NodeId, NodeLoad, NodeStatus, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordResult,
-        Refusal, RemoteCommits, ReplayCount, ReplayFilter, ReplayRow, RowsAfter, SealedValues, SessionQuery, StatisticsQuery,
-        StatisticsStep, Store, StoreFuture, StoredEndpoint, StoredSession, StoredTenant, SweepPage, Transfer, WindowRequest,
-        WindowRows, WorkPage,
+        ClockStatus, Command, CommandOutcome, Commands, DeliveryQuery, DeliveryRow, EndSessions, EndpointBundle, EndpointQuery,
+        EndpointVersion, EventQuery, EventRow, GivenUp, HandedOver, Hold, Housekeeping, Key, KeyHash, LaneSnapshot, LaneState,
+        NewEvent, NewReplay, NewSession, NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordResult, Refusal,
+        ReplayCount, ReplayFilter, ReplayRow, RowsAfter, SealedValues, SessionQuery, StatisticsQuery, StatisticsStep, Store,
+        StoreFuture, StoredEndpoint, StoredSession, StoredTenant, SweepPage, WindowRequest, WindowRows,
     };
 
     impl Store for Postgres {
@@ -304,15 +279,6 @@ mod verbs {
 
         fn feed(&self) -> Feed {
             self.0.database.feeder.subscribe()
-        }
-
-        fn remote_commits(&self) -> RemoteCommits {
-            self.0.database.news.wanted();
-            self.0.database.news.remote_commits()
-        }
-
-        fn hears_other_nodes(&self) -> bool {
-            self.0.database.news.is_listening()
         }
 
         fn commands(&self, node: NodeId) -> Commands {
@@ -349,7 +315,7 @@ mod verbs {
             sessions(query: SessionQuery) -> Vec<StoredSession>;
             end_sessions(which: EndSessions, audit: Audit) -> u64;
             audit(tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> Vec<AuditRow>;
-            work(after: Option<EndpointId>, limit: usize) -> WorkPage;
+            work(after: Option<EndpointId>, limit: usize) -> Vec<EndpointId>;
             sweep(after: Seq, limit: usize) -> SweepPage;
             load_endpoints(endpoints: Vec<EndpointId>) -> Vec<EndpointBundle>;
             windows(asked: Vec<WindowRequest>) -> Vec<WindowRows>;
@@ -386,12 +352,10 @@ mod verbs {
             clean_up(limits: Housekeeping) -> CleanupStep;
             overdue(limit: usize) -> Vec<Overdue>;
             erase(tenant: Option<TenantId>, event: EventId, audit: Audit) -> bool;
-            join(node: NodeId) -> ClusterView;
-            renew(node: NodeId, load: NodeLoad) -> Result<ClusterView, Refusal>;
-            partitions_freed() -> ();
-            cluster() -> Vec<NodeStatus>;
+            join(node: NodeId) -> ();
+            renew(node: NodeId) -> Result<(), Refusal>;
             claim(node: NodeId, share: usize) -> Result<Claimed, Refusal>;
-            hand_over(node: NodeId, transfer: Transfer) -> ();
+            hand_over(node: NodeId, given_up: GivenUp, in_flight: Vec<HandedOver>) -> ();
             handed_over_left(deliveries: Vec<Seq>) -> Vec<Seq>;
             hold() -> Option<Hold>;
             set_hold() -> ();

@@ -1,19 +1,18 @@
 //! One process owns everything here, and says so under the epoch that it was started with.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use posthaste_core::id::{DeliveryId, EndpointId, TenantId};
 use posthaste_core::scheduler::Seq;
 use posthaste_core::text::OrderingKey;
 use posthaste_core::time::Timestamp;
-use rusqlite::{OptionalExtension, params};
+use rusqlite::params;
 
 use super::{SMALL, Sqlite, row};
 use crate::columns::{signed, unsigned};
 use crate::{
-    ApplyResult, Claimed, CleanTransfer, Command, CommandOutcome, Error, HandedOver, InFlightElsewhere, LEASE, LaneSnapshot,
-    NodeId, NodeLoad, NodeStatus, PARTITIONS, Partition, Refusal, TenantBucket, Transfer, partition_of,
+    ApplyResult, Claimed, Command, CommandOutcome, Error, GivenUp, HandedOver, InFlightElsewhere, LaneSnapshot, NodeId, PARTITIONS,
+    Partition, Refusal, partition_of,
 };
 
 /// In this order, which a plain join would turn round: few were handed over, and a great many may wait.
@@ -27,10 +26,6 @@ const HAND_OVER: &str = "INSERT OR REPLACE INTO handed_over (delivery_seq, epoch
 const SELECT_IS_HANDED_OVER: &str = "SELECT 1 FROM handed_over h CROSS JOIN deliveries d ON d.seq = h.delivery_seq
      WHERE h.delivery_seq = ?1 AND h.until_ms > ?2 AND d.status = 'waiting'";
 
-const PUT_CRASHED_AT: &str = "INSERT OR REPLACE INTO counters (name, value) VALUES ('crashed_at_ms', ?1)";
-const SELECT_CRASHED_AT: &str = "SELECT value FROM counters WHERE name = 'crashed_at_ms'";
-const PUT_BUCKET: &str = "INSERT OR REPLACE INTO tenant_buckets (tenant, partition, full_at_nanos) VALUES (?1, ?2, ?3)";
-
 impl Sqlite {
     pub(super) fn set_node(&self, node: NodeId) {
         *self.0.node.lock() = Some(node);
@@ -38,26 +33,6 @@ impl Sqlite {
 
     pub(super) fn node(&self) -> Vec<NodeId> {
         self.0.node.lock().iter().copied().collect()
-    }
-
-    /// What the owner last said it has to do.
-    pub(super) fn set_load(&self, load: NodeLoad) {
-        *self.0.load.lock() = load;
-    }
-
-    /// This process, if it delivers: it owns everything.
-    pub(super) fn cluster_of_one(&self) -> Vec<NodeStatus> {
-        let status = |id: NodeId| NodeStatus {
-            id,
-            info: self.0.options.node_info.clone(),
-            load: *self.0.load.lock(),
-            started_at: self.0.started_at,
-            lease_left: LEASE,
-            clock_skew: Duration::ZERO,
-            is_leaving: false,
-            partitions: (0..PARTITIONS).collect(),
-        };
-        self.node().into_iter().map(status).collect()
     }
 
     pub(super) async fn claim(&self, node: NodeId, _share: usize) -> Result<Result<Claimed, Refusal>, Error> {
@@ -80,43 +55,28 @@ impl Sqlite {
             })
             .await?;
         // Said once: whoever dies from here on has not handed over.
-        // The first process of a new database comes after none.
-        let is_first = self.0.epoch <= 1;
-        let (transfers, numbered) = self
-            .write(SMALL, move |connection, _| {
+        let (was_handed_over, numbered) = self
+            .write(SMALL, |connection, _| {
                 let delete = "DELETE FROM counters WHERE name = 'handed_over'";
                 let was_handed_over = connection.prepare_cached(delete)?.execute([])? > 0;
-                if !was_handed_over && !is_first {
-                    connection.prepare_cached(PUT_CRASHED_AT)?.execute([now.as_millis()])?;
-                }
-                let crashed_at = connection.prepare_cached(SELECT_CRASHED_AT)?.query_row([], |row| row.get(0)).optional()?;
-                let crashed_at = crashed_at.map(Timestamp::from_millis);
-                let transfer = |partition| CleanTransfer { partition, crashed_at };
-                let transfers: Vec<_> = (0..PARTITIONS).filter(|_| was_handed_over).map(transfer).collect();
                 let mut highest = connection.prepare_cached("SELECT coalesce(max(seq), 0) FROM deliveries")?;
-                Ok((transfers, unsigned(highest.query_row([], |row| row.get(0))?)))
+                Ok((was_handed_over, unsigned(highest.query_row([], |row| row.get(0))?)))
             })
             .await?;
         Ok(Ok(Claimed {
             partitions: (0..PARTITIONS).map(|partition| (partition, self.0.epoch)).collect(),
-            handed_over: transfers,
-            just_moved: vec![],
+            handed_over: if was_handed_over { (0..PARTITIONS).collect() } else { vec![] },
             in_flight_elsewhere,
             numbered,
         }))
     }
 
-    pub(super) async fn hand_over(&self, node: NodeId, transfer: Transfer) -> Result<(), Error> {
-        let Transfer { given_up: _, in_flight, tenant_buckets } = transfer;
+    pub(super) async fn hand_over(&self, node: NodeId, _: GivenUp, in_flight: Vec<HandedOver>) -> Result<(), Error> {
         if self.knows(node).is_err() {
             return Ok(());
         }
         let epoch = self.0.epoch;
-        self.write(SMALL * (1 + in_flight.len() + tenant_buckets.len()), move |connection, _| {
-            let mut put = connection.prepare_cached(PUT_BUCKET)?;
-            for TenantBucket { tenant, partition, bucket } in &tenant_buckets {
-                put.execute(params![tenant.as_str(), partition, bucket.as_nanos()])?;
-            }
+        self.write(SMALL * (1 + in_flight.len()), move |connection, _| {
             let mut insert = connection.prepare_cached(HAND_OVER)?;
             for HandedOver { seq, attempt, until } in &in_flight {
                 insert.execute(params![signed(*seq), attempt, signed(epoch), until.as_millis()])?;

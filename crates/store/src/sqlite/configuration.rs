@@ -1,6 +1,5 @@
 //! What people have said: endpoints, tenants, event types, keys, and who said so.
 
-use posthaste_core::bucket::Bucket;
 use posthaste_core::catalogue;
 use posthaste_core::endpoint::{Endpoint, Headers};
 use posthaste_core::event::EventType;
@@ -8,7 +7,7 @@ use posthaste_core::health::DisableReason;
 use posthaste_core::id::{EndpointId, EndpointUid, KeyId, TenantId};
 use posthaste_core::tenant::Tenant;
 use posthaste_core::time::Timestamp;
-use rusqlite::{Connection, OptionalExtension, Row, named_params, params};
+use rusqlite::{Connection, Row, named_params, params};
 
 use super::writer::State;
 use super::{SMALL, Sqlite, file, lanes, routing, row, sessions};
@@ -20,8 +19,6 @@ use crate::{
     Audit, AuditRow, Change, ChangeResult, EndpointBundle, EndpointQuery, EndpointVersion, Error, Key, KeyHash, Keyring,
     NewEndpoint, Refusal, SealedValues, StoredEndpoint, StoredSecret, StoredTenant, partition_of,
 };
-
-const SELECT_BUCKET: &str = "SELECT full_at_nanos FROM tenant_buckets WHERE tenant = ?1 AND partition = ?2";
 
 impl Sqlite {
     pub(super) async fn configure(&self, change: Change, audit: Audit) -> Result<Result<ChangeResult, Refusal>, Error> {
@@ -102,10 +99,7 @@ impl Sqlite {
                     continue;
                 };
                 let tenant = tenant(connection, &endpoint.endpoint.tenant)?;
-                let mut select = connection.prepare_cached(SELECT_BUCKET)?;
-                let bucket = select.query_row(params![endpoint.endpoint.tenant.as_str(), endpoint.partition], |row| row.get(0));
-                let tenant_bucket = bucket.optional()?.map(Bucket::from_nanos);
-                found.push(EndpointBundle { endpoint, tenant, lane: lanes::lane(connection, id)?, tenant_bucket });
+                found.push(EndpointBundle { endpoint, tenant, lane: lanes::lane(connection, id)? });
             }
             Ok(found)
         })

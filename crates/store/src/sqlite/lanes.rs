@@ -18,15 +18,13 @@ use crate::routing::schedule_of;
 use crate::statistics::CountedAttempt;
 use crate::{
     AttemptRecord, Body, BodyError, DeliveryChange, Error, LaneState, Record, RecordResult, SweepPage, WindowRequest, WindowRows,
-    WorkPage, document,
+    document,
 };
 
 impl Sqlite {
     /// A skip scan: as many steps as there are endpoints with work.
-    pub(super) async fn work(&self, after: Option<EndpointId>, rows_max: usize) -> Result<WorkPage, Error> {
-        let endpoints = self.read_for_work(move |connection| with_work(connection, after, rows_max)).await?;
-        let next = endpoints.last().copied().filter(|_| endpoints.len() == rows_max);
-        Ok(WorkPage { endpoints, next })
+    pub(super) async fn work(&self, after: Option<EndpointId>, rows_max: usize) -> Result<Vec<EndpointId>, Error> {
+        self.read_for_work(move |connection| with_work(connection, after, rows_max)).await
     }
 
     pub(super) async fn sweep(&self, after: Seq, rows_max: usize) -> Result<SweepPage, Error> {

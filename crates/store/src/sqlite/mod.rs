@@ -39,7 +39,7 @@ use crate::clock::Clock;
 use crate::commands::CommandChannel;
 use crate::feed::{Feed, FeedSender};
 use crate::routing::Routings;
-use crate::{Epoch, Error, LaneSnapshot, NodeId, NodeLoad, Options};
+use crate::{Epoch, Error, LaneSnapshot, NodeId, Options};
 pub use backup::CopyContents;
 use row_numbers::RowNumbers;
 use writer::{GroupContext, Writer, WriterContext};
@@ -73,8 +73,6 @@ struct Inner {
     epoch: Epoch,
     /// The one node there is.
     node: Mutex<Option<NodeId>>,
-    load: Mutex<NodeLoad>,
-    started_at: Timestamp,
     commander: CommandChannel,
     lane_snapshots: Mutex<HashMap<EndpointId, LaneSnapshot>>,
     housekeeping: tokio::sync::Mutex<housekeeping::Progress>,
@@ -96,7 +94,6 @@ impl Sqlite {
         let numbers = RowNumbers::load(&opened.connection)?;
         let kept = clock::read(&opened.connection)?;
         let clock = Clock::new(Arc::clone(&options.clock), kept.suspicion.clone().filter(|_| !kept.is_accepted));
-        let started_at = clock.now();
         let writer = Writer::start(
             opened.connection,
             numbers,
@@ -122,8 +119,6 @@ impl Sqlite {
             options,
             epoch: opened.epoch,
             node: Mutex::new(None),
-            load: Mutex::default(),
-            started_at,
             commander: CommandChannel::default(),
             lane_snapshots: Mutex::default(),
             housekeeping: tokio::sync::Mutex::default(),
@@ -247,12 +242,11 @@ mod verbs {
     use super::{Feed, Sqlite};
     use crate::{
         ApplyResult, AttemptRecord, Audit, AuditRow, Backlog, BacklogQuery, Body, Change, ChangeResult, Claimed, CleanupStep,
-        ClockStatus, ClusterView, Command, CommandOutcome, Commands, DeliveryQuery, DeliveryRow, EndSessions, EndpointBundle,
-        EndpointQuery, EndpointVersion, EventQuery, EventRow, Hold, Housekeeping, Key, KeyHash, LaneSnapshot, LaneState, NewEvent,
-        NewReplay, NewSession, NodeId, NodeLoad, NodeStatus, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordResult,
-        Refusal, RemoteCommits, ReplayCount, ReplayFilter, ReplayRow, RowsAfter, SealedValues, SessionQuery, StatisticsQuery,
-        StatisticsStep, Store, StoreFuture, StoredEndpoint, StoredSession, StoredTenant, SweepPage, Transfer, WindowRequest,
-        WindowRows, WorkPage,
+        ClockStatus, Command, CommandOutcome, Commands, DeliveryQuery, DeliveryRow, EndSessions, EndpointBundle, EndpointQuery,
+        EndpointVersion, EventQuery, EventRow, GivenUp, HandedOver, Hold, Housekeeping, Key, KeyHash, LaneSnapshot, LaneState,
+        NewEvent, NewReplay, NewSession, NodeId, Overdue, Page, Partition, PlaceQuery, Published, Record, RecordResult, Refusal,
+        ReplayCount, ReplayFilter, ReplayRow, RowsAfter, SealedValues, SessionQuery, StatisticsQuery, StatisticsStep, Store,
+        StoreFuture, StoredEndpoint, StoredSession, StoredTenant, SweepPage, WindowRequest, WindowRows,
     };
 
     impl Store for Sqlite {
@@ -277,26 +271,16 @@ mod verbs {
         }
 
         // Nobody else is asked who owns what.
-        fn join(&self, node: NodeId) -> StoreFuture<'_, ClusterView> {
+        fn join(&self, node: NodeId) -> StoreFuture<'_, ()> {
             self.set_node(node);
-            Box::pin(ready(Ok(ClusterView::alone())))
-        }
-
-        // No other process gives anything up.
-        fn partitions_freed(&self) -> StoreFuture<'_, ()> {
-            Box::pin(std::future::pending())
-        }
-
-        fn cluster(&self) -> StoreFuture<'_, Vec<NodeStatus>> {
-            Box::pin(ready(Ok(self.cluster_of_one())))
+            Box::pin(ready(Ok(())))
         }
 
         /// There is nobody to tell that it lives. It is asked every second, which is when the clock is looked at.
-        fn renew(&self, node: NodeId, load: NodeLoad) -> StoreFuture<'_, Result<ClusterView, Refusal>> {
+        fn renew(&self, node: NodeId) -> StoreFuture<'_, Result<(), Refusal>> {
             Box::pin(async move {
                 self.keep_suspicion().await;
-                self.set_load(load);
-                Ok(self.knows(node).map(|()| ClusterView::alone()))
+                Ok(self.knows(node))
             })
         }
 
@@ -306,15 +290,6 @@ mod verbs {
 
         fn feed(&self) -> Feed {
             self.0.feeder.subscribe()
-        }
-
-        // No other process commits anything.
-        fn remote_commits(&self) -> RemoteCommits {
-            crate::remote_commits::channel().1
-        }
-
-        fn hears_other_nodes(&self) -> bool {
-            true
         }
 
         fn commands(&self, _: NodeId) -> Commands {
@@ -349,7 +324,7 @@ mod verbs {
             end_sessions(which: EndSessions, audit: Audit) -> u64;
             audit(tenant: Option<TenantId>, before: Option<u64>, limit: usize) -> Vec<AuditRow>;
             publish(events: Vec<NewEvent>) -> Vec<Published>;
-            work(after: Option<EndpointId>, limit: usize) -> WorkPage;
+            work(after: Option<EndpointId>, limit: usize) -> Vec<EndpointId>;
             sweep(after: Seq, limit: usize) -> SweepPage;
             load_endpoints(endpoints: Vec<EndpointId>) -> Vec<EndpointBundle>;
             windows(asked: Vec<WindowRequest>) -> Vec<WindowRows>;
@@ -386,7 +361,7 @@ mod verbs {
             overdue(limit: usize) -> Vec<Overdue>;
             erase(tenant: Option<TenantId>, event: EventId, audit: Audit) -> bool;
             claim(node: NodeId, share: usize) -> Result<Claimed, Refusal>;
-            hand_over(node: NodeId, transfer: Transfer) -> ();
+            hand_over(node: NodeId, given_up: GivenUp, in_flight: Vec<HandedOver>) -> ();
             handed_over_left(deliveries: Vec<Seq>) -> Vec<Seq>;
             hold() -> Option<Hold>;
             set_hold() -> ();

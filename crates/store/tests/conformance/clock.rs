@@ -113,7 +113,7 @@ async fn i35_a_clock_that_jumps_ahead_destroys_nothing_until_it_is_accepted_what
     world.deliver(&published).await;
 
     // It is written down with the next beat of the heart, and so survives a restart, also of the machine.
-    world.store.renew(world.node, NodeLoad::default()).await.unwrap().unwrap();
+    world.store.renew(world.node).await.unwrap().unwrap();
     assert_eq!(Sqlite::examine(world.directory(), None).unwrap().unwrap().clock_jumped_by, Some(400 * DAY));
     let options = world.options.clone();
     let world = world.reopened(options.clone()).await;
@@ -126,7 +126,7 @@ async fn i35_a_clock_that_jumps_ahead_destroys_nothing_until_it_is_accepted_what
     assert!(destroys_nothing(&world).await);
 
     assert!(Sqlite::accept_clock(world.directory()).unwrap());
-    world.store.renew(world.node, NodeLoad::default()).await.unwrap().unwrap();
+    world.store.renew(world.node).await.unwrap().unwrap();
     assert_eq!(jumped_by(&world), None);
     assert_eq!(Sqlite::examine(world.directory(), None).unwrap().unwrap().clock_jumped_by, None);
     assert!(!Sqlite::accept_clock(world.directory()).unwrap(), "there is nothing to accept any more");
@@ -140,13 +140,13 @@ async fn i35_a_clock_is_accepted_while_no_server_runs_and_a_gap_since_the_last_s
     world.endpoint("acme").await;
     let waiting = world.delivery("acme").await;
     clock.jump(400 * DAY);
-    world.store.renew(world.node, NodeLoad::default()).await.unwrap().unwrap();
+    world.store.renew(world.node).await.unwrap().unwrap();
     assert!(world.store.clock_status().suspicion.is_some());
     assert!(Sqlite::accept_clock(world.directory()).unwrap());
     let options = world.options.clone();
     let world = world.reopened(options.clone()).await;
     assert_eq!(world.store.clock_status().suspicion, None);
-    world.store.renew(world.node, NodeLoad::default()).await.unwrap().unwrap();
+    world.store.renew(world.node).await.unwrap().unwrap();
     // Stopped for a year.
     world.store.close().await.unwrap();
     clock.jump(400 * DAY);
@@ -180,7 +180,7 @@ async fn i35_on_postgresql_signatures_carry_the_database_s_time_and_the_skew_is_
     clock.jump(Duration::from_hours(2));
     let options = Options { clock: Arc::clone(&clock) as Arc<dyn ClockSource>, ..world.options.clone() };
     let world = world.reopened(options).await;
-    world.store.renew(world.node, NodeLoad::default()).await.unwrap().unwrap();
+    world.store.renew(world.node).await.unwrap().unwrap();
     let truth = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis();
     let signed = u128::try_from(world.store.wall_clock().as_millis()).unwrap();
     assert!(signed.abs_diff(truth) < 2_000, "{signed} {truth}");

@@ -43,10 +43,6 @@ impl World {
     }
 
     async fn open(kept: Kept, options: Options) -> World {
-        World::open_with(kept, options, |_| {}).await
-    }
-
-    async fn open_with(kept: Kept, options: Options, look: impl FnOnce(&Claimed)) -> World {
         let store: Arc<dyn Store> = match &kept {
             Kept::Directory(directory) => Arc::new(Sqlite::open(directory, options.clone()).unwrap()),
             Kept::Server(server) => Arc::new(Postgres::connect(&server.url(), options.clone()).await.unwrap()),
@@ -55,37 +51,22 @@ impl World {
         store.join(node).await.unwrap();
         let claimed = store.claim(node, usize::from(PARTITIONS)).await.unwrap().unwrap();
         assert_eq!(claimed.partitions.len(), usize::from(PARTITIONS));
-        look(&claimed);
         let epoch = claimed.partitions[0].1;
         World { store, kept, options, epoch, node }
     }
 
     /// Closes it, and opens it with these options as another process would.
     pub(crate) async fn reopened(self, options: Options) -> World {
-        self.store.hand_over(self.node, Transfer::of(GivenUp::Everything)).await.unwrap();
+        self.store.hand_over(self.node, GivenUp::Everything, vec![]).await.unwrap();
         self.store.close().await.unwrap();
         self.opened_again(options).await
     }
 
     /// The same for one that is closed.
-    pub(crate) async fn opened_again(self, options: Options) -> World {
-        self.opened_again_with(options, |_| {}).await
-    }
-
-    /// The same, and looks at what its first claim says.
-    pub(crate) async fn opened_again_with(mut self, options: Options, look: impl FnOnce(&Claimed)) -> World {
+    pub(crate) async fn opened_again(mut self, options: Options) -> World {
         let kept = std::mem::replace(&mut self.kept, Kept::Directory(PathBuf::new()));
         drop(self);
-        World::open_with(kept, options, look).await
-    }
-
-    /// Another process on the same PostgreSQL, and its node.
-    pub(crate) async fn another_node(&self) -> (Postgres, NodeId) {
-        let Kept::Server(server) = &self.kept else { panic!("one process owns a directory") };
-        let store = Postgres::connect(&server.url(), self.options.clone()).await.unwrap();
-        let node = NodeId(rand::random());
-        store.join(node).await.unwrap();
-        (store, node)
+        World::open(kept, options).await
     }
 
     #[expect(clippy::unused_self, reason = "reads like the other things that a world does")]

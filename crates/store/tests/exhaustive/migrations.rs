@@ -155,7 +155,7 @@ const DOWNGRADE: &str = "DROP TABLE retained; ALTER TABLE tenants DROP COLUMN de
      DROP TABLE replay_progress; ALTER TABLE replays DROP COLUMN steps; ALTER TABLE replays DROP COLUMN last_delivery;
      ALTER TABLE replays DROP COLUMN skipped_erased; ALTER TABLE replays DROP COLUMN skipped_already_redelivered;
      ALTER TABLE replays DROP COLUMN skipped_unsubscribed; DROP TABLE minutes; DROP TABLE minutes_of_tenants; ALTER TABLE events DROP COLUMN trace_context;
-     DROP TABLE sessions; DROP INDEX endpoints_disabled; DROP TABLE tenant_buckets;
+     DROP TABLE sessions; DROP INDEX endpoints_disabled;
      DROP TABLE endpoint_versions; ALTER TABLE attempts DROP COLUMN endpoint_version; ALTER TABLE deliveries DROP COLUMN last_endpoint_version;
      DELETE FROM schema; INSERT INTO schema VALUES (13, 13);";
 const DOWNGRADE_SQLITE: &str = "DELETE FROM counters WHERE name IN ('event_number', 'delivery_number', 'audit_number');
@@ -173,10 +173,7 @@ const DOWNGRADE_POSTGRES: &str =
      CREATE INDEX idempotency_keys_by_expiry ON idempotency_keys (expires_at_ms); DROP INDEX idempotency_keys_by_kind_and_expiry;
      DROP TABLE commands; DROP TABLE lanes_shown; DROP INDEX idempotency_keys_by_id;
      ALTER TABLE events_kept DROP COLUMN trace_context; ALTER TABLE attempts_kept DROP COLUMN endpoint_version;
-     ALTER TABLE handed_over DROP COLUMN node;
-     ALTER TABLE nodes DROP COLUMN joined_at, DROP COLUMN is_leaving, DROP COLUMN host, DROP COLUMN version, DROP COLUMN roles,
-       DROP COLUMN address, DROP COLUMN clock_skew_ms, DROP COLUMN lanes, DROP COLUMN in_flight, DROP COLUMN lag_ms;
-     ALTER TABLE partitions DROP COLUMN freed_at, DROP COLUMN moved_at, DROP COLUMN crashed_at, DROP COLUMN is_handed_over;";
+     ALTER TABLE handed_over DROP COLUMN node;";
 
 fn by_hand(data: &Path, sql: &str) {
     rusqlite::Connection::open(data.join("posthaste.db")).unwrap().execute_batch(sql).unwrap();

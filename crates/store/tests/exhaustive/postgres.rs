@@ -12,8 +12,7 @@ use posthaste_core::scheduler::{Class, WindowQuery};
 use posthaste_core::text::{IdempotencyKey, Labels, OrderingKey};
 use posthaste_store::{
     AttemptRecord, Audit, Change, Claimed, DeliveryChange, DeliveryQuery, Error, GivenUp, Keyring, MasterKey, NewEndpoint,
-    NewEvent, NodeId, NodeLoad, Options, Postgres, Published, Record, RecordResult, Refusal, Store, Transfer, WindowRequest,
-    WindowRows, partition_of,
+    NewEvent, NodeId, Options, Postgres, Published, Record, RecordResult, Refusal, Store, WindowRequest, WindowRows, partition_of,
 };
 use posthaste_testpg::{Cut, Proxy, Server};
 
@@ -241,22 +240,22 @@ async fn i32_leases_end_and_partitions_move() {
     let (b, second) = join(&two, 200).await;
     assert_eq!((first.partitions.len(), second.partitions.len()), (200, 56));
     let given_up: Vec<_> = first.partitions.iter().copied().filter(|(partition, _)| *partition < 100).collect();
-    one.hand_over(a, Transfer::of(GivenUp::Partitions(given_up.clone()))).await.unwrap();
+    one.hand_over(a, GivenUp::Partitions(given_up.clone()), vec![]).await.unwrap();
     let second = two.claim(b, 200).await.unwrap().unwrap();
     assert_eq!(second.partitions.len(), 156);
     let owned: BTreeSet<_> = second.partitions.iter().map(|(partition, _)| *partition).collect();
     assert!((0..100).all(|partition| owned.contains(&partition)));
     // A request that comes once more, late, takes nothing away under a newer epoch.
-    two.hand_over(b, Transfer::of(GivenUp::Partitions(given_up))).await.unwrap();
+    two.hand_over(b, GivenUp::Partitions(given_up), vec![]).await.unwrap();
     assert_eq!(two.claim(b, 200).await.unwrap().unwrap().partitions, second.partitions);
     // The lease is real time; the other one renews until the first is over.
     let deadline = Instant::now() + Duration::from_secs(30);
     while one.nodes().await.unwrap().contains(&a) {
         assert!(Instant::now() < deadline, "a lease ends");
-        two.renew(b, NodeLoad::default()).await.unwrap().unwrap();
+        two.renew(b).await.unwrap().unwrap();
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    assert_eq!(one.renew(a, NodeLoad::default()).await.unwrap(), Err(Refusal::LeaseEnded));
+    assert_eq!(one.renew(a).await.unwrap(), Err(Refusal::LeaseEnded));
     assert_eq!(one.nodes().await.unwrap(), [b]);
     let all = two.claim(b, 256).await.unwrap().unwrap();
     assert_eq!(all.partitions.len(), 256);

@@ -22,8 +22,7 @@ use posthaste_core::timeout::Adaptive;
 use posthaste_store::{
     AttemptRecord, Audit, Change, DeliveryChange, DeliveryQuery, DeliveryRow, EndSessions, Epoch, Error, GivenUp, HandedOver,
     Housekeeping, Key, KeyHash, KeyScope, Keyring, LaneSnapshot, LaneState, MasterKey, NewEndpoint, NewEvent, NewReplay,
-    NewSession, NodeId, NodeLoad, Options, Postgres, Record, ReplayFilter, SessionAccess, SessionMaker, Sqlite, Store, Transfer,
-    partition_of,
+    NewSession, NodeId, Options, Postgres, Record, ReplayFilter, SessionAccess, SessionMaker, Sqlite, Store, partition_of,
 };
 use posthaste_testpg::{Cut, Proxy, Server};
 use rusqlite::types::Value;
@@ -324,7 +323,7 @@ const CASES: &[Case] = &[
     Case {
         // The lease that is looked at was made to last for hours when it was prepared.
         verb: "renew",
-        act: act!(|facts| facts.store.renew(NODE, NodeLoad::default())),
+        act: act!(|facts| facts.store.renew(NODE)),
         look: "SELECT count(*) FROM nodes WHERE expires_at > clock_timestamp() + interval '90 minutes'",
         before: "1",
         after: "0",
@@ -344,8 +343,11 @@ const CASES: &[Case] = &[
         verb: "hand_over",
         act: act!(|facts| {
             let until = facts.store.now() + Duration::from_mins(1);
-            let in_flight = vec![HandedOver { seq: facts.waiting.seq, attempt: facts.waiting.attempts + 1, until }];
-            facts.store.hand_over(NODE, Transfer { in_flight, ..Transfer::of(GivenUp::Everything) })
+            facts.store.hand_over(
+                NODE,
+                GivenUp::Everything,
+                vec![HandedOver { seq: facts.waiting.seq, attempt: facts.waiting.attempts + 1, until }],
+            )
         }),
         look: "SELECT count(*) FROM handed_over",
         before: "0",
@@ -405,10 +407,6 @@ const READING: &[&str] = &[
     "running_replays",
     "overdue",
     "nodes",
-    "cluster",
-    "partitions_freed",
-    "remote_commits",
-    "hears_other_nodes",
     "hold",
     "close",
 ];
@@ -572,14 +570,14 @@ async fn prepare(store: Arc<dyn Store>) {
     changed.policies.delivery_schedule = Override::Set(quiet);
     let change = Change::ReplaceEndpoint { endpoint: Box::new(changed), secrets: None, expected_version: None };
     store.configure(change, audit()).await.unwrap().unwrap();
-    store.hand_over(NODE, Transfer::of(GivenUp::Everything)).await.unwrap();
+    store.hand_over(NODE, GivenUp::Everything, vec![]).await.unwrap();
     store.close().await.unwrap();
 }
 
 /// By their places, whatever has become of them.
 async fn facts(store: Arc<dyn Store>) -> Facts {
     store.join(NODE).await.unwrap();
-    store.renew(NODE, NodeLoad::default()).await.unwrap().unwrap();
+    store.renew(NODE).await.unwrap().unwrap();
     let claimed = store.claim(NODE, 200).await.unwrap().unwrap();
     let partition = partition_of(&tenant());
     let epoch = claimed.partitions.iter().find(|(id, _)| *id == partition).unwrap().1;
